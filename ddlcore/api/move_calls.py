@@ -6,40 +6,59 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddlcore.api.objects import check_root
-from ddlcore.api.verb_call import VerbCall, checked_targets
+from ddlcore.api.verb_call import VerbCall, checked_targets, row_target
 from ddlcore.errors import InvalidArgument
 from ddlcore.messages.spec import Spec
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.types import Buffer, Kind
 
-__all__ = ["allgather", "alltoall", "broadcast", "broadcast_spec", "splits_of"]
+__all__ = ["allgather", "alltoall", "broadcast", "broadcast_spec", "one_for_each", "splits_of"]
 
 
-def allgather(call: VerbCall, tensors: Sequence[Any], named_as: Kind, sparse: bool) -> Handle:
+def allgather(
+    call: VerbCall, tensors: Sequence[Any], named_as: Kind, sparse: bool, outputs: Sequence[Any] | None = None
+) -> Handle:
     """Start an allgather of each of ``tensors``; see ``Operations.grouped_allgather_async``.
 
     ``named_as``: the kind in the tensors' names in messages.
     """
+    given = one_for_each(outputs, tensors)
     sources = call.sources_with_rows(tensors, "allgather")
     device = call.device(sources, "allgather", sparse)
     names = call.names(named_as, len(tensors))
-    group = 0 if call.single else len(tensors)
+    how: Any = {"device": device, "group": 0 if call.single else len(tensors)}
+    rows = [(source.shape[0],) for source in sources]
+    targets = [
+        row_target(call.adapter, output, source, source.shape[0] * len(call.ranks), "allgather")
+        for output, source in zip(given, sources)
+    ]
     specs = [
-        Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=device, group=group, element=source.element)
-        for source in sources
+        Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], element=source.element, rows=equal, **how)
+        for source, equal in zip(sources, [None] * len(rows) if outputs is None else rows)
     ]
 
     def finish(outcomes: Sequence[Outcome | None]) -> Any:
         gathered = [
-            call.adopt(outcome, sum(r[0] for r in outcome.rows), source, tensor)
-            for outcome, source, tensor in zip(outcomes, sources, tensors)
+            call.adopt(outcome, sum(r[0] for r in outcome.rows), source, tensor) if output is None else output
+            for outcome, source, tensor, output in zip(outcomes, sources, tensors, given)
             if outcome is not None
         ]
         return gathered[0] if call.single else gathered
 
-    rows = [(source.shape[0],) for source in sources]
-    return call.submit(names, specs, sources, [None] * len(specs), finish, tensors, rows)
+    return call.submit(names, specs, sources, targets, finish, [*tensors, *given], rows)
+
+
+def one_for_each(outputs: Sequence[Any] | None, tensors: Sequence[Any]) -> Sequence[Any]:
+    """Return ``outputs``, or as many None as there are ``tensors`` if ``outputs`` is None.
+
+    Raises InvalidArgument if there are more or fewer outputs than tensors.
+    """
+    if outputs is None:
+        return [None] * len(tensors)
+    if len(outputs) != len(tensors) or any(output is None for output in outputs):
+        raise InvalidArgument(f"{len(outputs)} outputs are given for {len(tensors)} tensors; give one for each")
+    return outputs
 
 
 def broadcast(call: VerbCall, tensor: Any, root_rank: int, output: Any) -> Handle:
@@ -61,23 +80,26 @@ def broadcast_spec(source: Buffer, root_rank: int, device: str) -> Spec:
     return Spec(Kind.BROADCAST, source.dtype, source.shape, root=root_rank, **how)
 
 
-def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None) -> Handle:
+def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None, output: Any = None) -> Handle:
     """Start an alltoall of ``tensor``; see ``Operations.alltoall_async``."""
     sources = call.sources_with_rows([tensor], "alltoall")
     (source,) = sources
     sent = splits_of(splits, source.shape[0], len(call.ranks))
     device = call.device(sources, "alltoall")
     names = call.names(Kind.ALLTOALL, 1)
-    spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device, element=source.element)
+    equal = sent if output is not None and splits is None else None
+    target = row_target(call.adapter, output, source, None if equal is None else source.shape[0], "alltoall")
+    spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device, element=source.element, rows=equal)
     me = call.ranks.index(call.job.rank)
 
     def finish(outcomes: Sequence[Outcome | None]) -> Any:
         (outcome,) = outcomes
         assert outcome is not None
         received = [rows[me] for rows in outcome.rows]
-        return call.adopt(outcome, sum(received), source, tensor), received
+        result = call.adopt(outcome, sum(received), source, tensor) if output is None else output
+        return result, received
 
-    return call.submit(names, [spec], sources, [None], finish, [tensor], [sent])
+    return call.submit(names, [spec], sources, [target], finish, [tensor, output], [sent])
 
 
 def splits_of(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:

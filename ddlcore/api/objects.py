@@ -25,7 +25,7 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import ANONYMOUS, Entry, Given, PersistentMove
 from ddlcore.types import Buffer, DType, Kind
 
-__all__ = ["allgather_object", "barrier", "broadcast_object", "check_root", "checked_name", "join"]
+__all__ = ["allgather_object", "barrier", "broadcast_object", "check_root", "checked_name", "join", "submit_control"]
 
 MOST_NAME_BYTES = 4096
 
@@ -62,7 +62,7 @@ def barrier(process_set: ProcessSet = global_process_set, job: JobService | None
     """Wait until every member of the process set has called ``barrier``. ``job``: None means the current job."""
     job = job or current_job()
     set_id, _ = process_set.resolve(job)
-    _control(job, set_id, ANONYMOUS, Spec(Kind.BARRIER)).wait()
+    submit_control(job, set_id, ANONYMOUS, Spec(Kind.BARRIER)).wait()
 
 
 def join(device: int = -1, job: JobService | None = None) -> int:
@@ -74,19 +74,19 @@ def join(device: int = -1, job: JobService | None = None) -> int:
     compatibility with Horovod.
     """
     job = job or current_job()
-    last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
+    last = int(submit_control(job, 0, "join", Spec(Kind.JOIN)).wait())
     job_of(job).joined()
     return last
 
 
-def _control(job: JobService, set_id: int, name: str, spec: Spec) -> Handle:
+def submit_control(job: JobService, set_id: int, name: str, spec: Spec, waits: bool = True) -> Handle:
     """Submit an operation without a tensor, and return its handle.
 
     The result of the handle is ``Outcome.result``. For a join, this is the rank that joined last. For a barrier, the
     result has no meaning.
     """
     handle = Handle(job_of(job).waiter, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
-    job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))], True)  # all callers wait next
+    job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))], waits)
     return handle
 
 

@@ -186,16 +186,20 @@ class Operations:
         sparse: bool = False,
         waits: bool = False,
         stage_on_host: bool = False,
+        output: Any = None,
     ) -> Handle:
         """Start an allgather, and return its handle. The result is all tensors concatenated in the order of the ranks.
 
         The tensors are concatenated along the first dimension. They may differ between ranks only in the size of the
-        first dimension. ``reduces``: the caller makes this allgather instead of an allreduce with the same ``name``. In
-        messages, the allgather then has the name of an allreduce. So if another rank calls the allreduce, the names are
-        equal and ddl detects a mismatch.
+        first dimension. ``output``: the tensor to which the result is written; None: the result is a new tensor. If one
+        rank gives an ``output``, all must, and the tensors of all ranks must have the same shape. ``output`` may have
+        any shape with as many elements as the result, and this rank's tensor may be a part of it. ``reduces``: the caller
+        makes this allgather instead of an allreduce with the same ``name``. In messages, the allgather then has the name
+        of an allreduce. So if another rank calls the allreduce, the names are equal and ddl detects a mismatch.
         """
         call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
-        return allgather(call, [tensor], Kind.ALLREDUCE if reduces else Kind.ALLGATHER, sparse)
+        outputs = None if output is None else [output]
+        return allgather(call, [tensor], Kind.ALLREDUCE if reduces else Kind.ALLGATHER, sparse, outputs)
 
     def grouped_allgather_async(
         self,
@@ -207,14 +211,15 @@ class Operations:
         sparse: bool = False,
         waits: bool = False,
         stage_on_host: bool = False,
+        outputs: Sequence[Any] | None = None,
     ) -> Handle:
         """Start an allgather of each of several tensors, and return one handle. Its result is the list of results.
 
         No tensor is gathered before all of the tensors are ready on all ranks. For each tensor, the result is the same
-        as that of ``allgather_async``.
+        as that of ``allgather_async``. ``outputs``: the tensors to which the results are written.
         """
         call = VerbCall(self, name, process_set, job, stage_on_host, single=False, waits=waits)
-        return allgather(call, tensors, Kind.ALLGATHER, sparse)
+        return allgather(call, tensors, Kind.ALLGATHER, sparse, outputs)
 
     def allgather(
         self,
@@ -290,14 +295,18 @@ class Operations:
         job: JobService | None = None,
         waits: bool = False,
         stage_on_host: bool = False,
+        output: Any = None,
     ) -> Handle:
         """Start an alltoall, and return its handle: send ``splits[r]`` rows of ``tensor`` to rank r of the process set.
 
         ``splits``: None means that this rank sends equally many rows to all ranks. The result is a pair: the rows that
-        this rank has received, and a list with the number of rows from each rank.
+        this rank has received, and a list with the number of rows from each rank. ``output``: the tensor to which the
+        received rows are written; None: they are a new tensor. If a rank gives an ``output`` and no ``splits``, all
+        ranks must do so, and their tensors must have the same shape. If the received rows do not fill ``output``, the
+        operation fails on this rank (TransportError).
         """
         call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
-        return alltoall(call, tensor, splits)
+        return alltoall(call, tensor, splits, output)
 
     def alltoall(
         self,
@@ -330,13 +339,17 @@ class Operations:
         job: JobService | None = None,
         waits: bool = False,
         stage_on_host: bool = False,
+        output: Any = None,
     ) -> Handle:
         """Start a reducescatter, and return its handle. The tensors are reduced, and each rank gets a part of the rows.
 
         If the rows cannot be divided evenly, the first ``rows % size`` ranks of the process set get one row more.
+        ``output``: the tensor to which this rank's part is written; None: the part is a new tensor. ``output`` may
+        share memory with ``tensor``.
         """
         call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
-        return reducescatter(call, [tensor], ReduceArguments(op, prescale_factor, postscale_factor, compression))
+        how = ReduceArguments(op, prescale_factor, postscale_factor, compression)
+        return reducescatter(call, [tensor], how, None if output is None else [output])
 
     def grouped_reducescatter_async(
         self,
@@ -351,14 +364,16 @@ class Operations:
         job: JobService | None = None,
         waits: bool = False,
         stage_on_host: bool = False,
+        outputs: Sequence[Any] | None = None,
     ) -> Handle:
         """Start a reducescatter of each of several tensors, and return one handle. Its result is the list of results.
 
         No tensor is reduced before all of the tensors are ready on all ranks. For each tensor, the result is the same
-        as that of ``reducescatter_async``.
+        as that of ``reducescatter_async``. ``outputs``: the tensors to which the results are written.
         """
         call = VerbCall(self, name, process_set, job, stage_on_host, single=False, waits=waits)
-        return reducescatter(call, tensors, ReduceArguments(op, prescale_factor, postscale_factor, compression))
+        how = ReduceArguments(op, prescale_factor, postscale_factor, compression)
+        return reducescatter(call, tensors, how, outputs)
 
     def reducescatter(
         self,

@@ -14,7 +14,14 @@ from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.request import ANONYMOUS, Entry
 from ddlcore.types import Kind
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "process_sets", "remove_process_set"]
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "change_sets",
+    "global_process_set",
+    "process_sets",
+    "remove_process_set",
+]
 
 
 class ProcessSet:
@@ -107,7 +114,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if one.ranks in job.sets.ids_and_ranks().values():
         raise InvalidArgument(f"a process set with ranks {one.ranks} exists already; use that one")
     spec = Spec(Kind.ADD_SET, ranks=tuple(one.ranks))
-    one.process_set_id = _change_sets(job, spec)
+    one.process_set_id = change_sets(job, spec)
     return one
 
 
@@ -120,14 +127,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     set_id = process_set.process_set_id
     if set_id is None or set_id == 0 or job.sets.members(set_id) is None:
         return False
-    _change_sets(job, Spec(Kind.REMOVE_SET, ranks=(set_id,)))
+    change_sets(job, Spec(Kind.REMOVE_SET, ranks=(set_id,)))
     process_set.process_set_id = None
     return True
 
 
-def _change_sets(job: Job, spec: Spec) -> int:
+def change_sets(job: Job, spec: Spec, name: str = ANONYMOUS) -> int:
+    """Add or remove a process set as ``spec`` says, by a call with ``name``. Return the number of the set."""
     handle = Handle(job.waiter, 1, lambda outcomes: -1 if outcomes[0] is None else outcomes[0].result)
-    job.submit([Entry(handle, 0, 0, ANONYMOUS, spec, encode(spec))])
+    job.submit([Entry(handle, 0, 0, name, spec, encode(spec))])
     return int(handle.wait())
 
 

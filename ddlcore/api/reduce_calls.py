@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ddlcore.api.move_calls import one_for_each
 from ddlcore.api.objects import checked_name
-from ddlcore.api.verb_call import VerbCall, checked_targets
+from ddlcore.api.verb_call import VerbCall, checked_targets, row_target
 from ddlcore.api.world import job_of
 from ddlcore.errors import InvalidArgument
 from ddlcore.messages.spec import Spec
@@ -99,8 +100,11 @@ def persistent_allreduce(
     return PersistentRequest(*what) if device == CPU.kind else FencedPersistentRequest(*what, call.adapter.after)
 
 
-def reducescatter(call: VerbCall, tensors: Sequence[Any], how: ReduceArguments) -> Handle:
+def reducescatter(
+    call: VerbCall, tensors: Sequence[Any], how: ReduceArguments, outputs: Sequence[Any] | None = None
+) -> Handle:
     """Start a reducescatter of ``tensors``; see ``Operations.grouped_reducescatter_async``."""
+    given = one_for_each(outputs, tensors)
     check_summable(call, how)
     sources = call.sources_with_rows(tensors, "reducescatter")
     device = call.device(sources, "reducescatter")
@@ -108,16 +112,21 @@ def reducescatter(call: VerbCall, tensors: Sequence[Any], how: ReduceArguments) 
     specs = [how.spec(Kind.REDUCESCATTER, source, None, device, group) for source in sources]
     names = call.names(Kind.REDUCESCATTER, len(tensors))
     size, me = len(call.ranks), call.ranks.index(call.job.rank)
+    rows = [reducescatter_rows(source.shape[0], size)[me] for source in sources]
+    targets = [
+        row_target(call.adapter, output, source, count, "reducescatter")
+        for output, source, count in zip(given, sources, rows)
+    ]
 
     def finish(outcomes: Sequence[Outcome | None]) -> Any:
         parts = [
-            call.adopt(outcome, reducescatter_rows(source.shape[0], size)[me], source, tensor)
-            for outcome, source, tensor in zip(outcomes, sources, tensors)
+            call.adopt(outcome, count, source, tensor) if output is None else output
+            for outcome, count, source, tensor, output in zip(outcomes, rows, sources, tensors, given)
             if outcome is not None
         ]
         return parts[0] if call.single else parts
 
-    return call.submit(names, specs, sources, [None] * len(specs), finish, tensors)
+    return call.submit(names, specs, sources, targets, finish, [*tensors, *given])
 
 
 def check_summable(call: VerbCall, how: ReduceArguments) -> None:

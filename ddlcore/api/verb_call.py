@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Protocol
 
 from ddlcore.api.objects import checked_name
@@ -17,9 +18,9 @@ from ddlcore.runtime.fenced import FencedHandle
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import ANONYMOUS, Entry
-from ddlcore.types import CPU, Buffer, Kind
+from ddlcore.types import CPU, Buffer, Kind, own_shape
 
-__all__ = ["EncodedSpecs", "Submitter", "VerbCall", "adopted", "checked_targets"]
+__all__ = ["EncodedSpecs", "Submitter", "VerbCall", "adopted", "checked_targets", "row_target"]
 
 SPEC_CACHE_LIMIT = 65536
 
@@ -177,6 +178,29 @@ def checked_targets(
     if len(targets) != 1 or targets[0] is not sources[0]:
         _require_apart(sources, targets)
     return targets
+
+
+def row_target(adapter: Adapter, output: Any, source: Buffer, rows: int | None, verb: str) -> Buffer | None:
+    """Return the buffer of ``output``, to which the collective ``verb`` writes rows; None if ``output`` is None.
+
+    ``source`` describes this rank's tensor, with which ``output`` may share memory. ``rows``: how many rows the result
+    has; None if that is not known before the collective. Only the number of elements counts: ``output`` may have any
+    shape. Raises InvalidArgument if ``output`` does not fit, is not row-major, or is not in host memory.
+    """
+    if output is None:
+        return None
+    adapter.require_writable(output)
+    target = adapter.buffer(output, elementwise=False)
+    if CPU.kind != source.device.kind or CPU.kind != target.device.kind:
+        raise InvalidArgument(f"{verb}: output is possible for tensors in host memory only; leave it out")
+    shape = source.shape[1:]
+    if target.label != source.label or (rows is not None and target.count != rows * prod(shape)):
+        count = "rows" if rows is None else f"{rows} rows"
+        raise InvalidArgument(
+            f"{verb}: output has shape {target.extents} and type {target.label}, and the result has {count} of shape "
+            f"{own_shape(shape, source.element)} and type {source.label}; pass an output of this size and type"
+        )
+    return target
 
 
 def _target(adapter: Adapter, output: Any, source: Buffer, tensor: Any) -> Buffer:

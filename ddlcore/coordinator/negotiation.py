@@ -102,7 +102,26 @@ class Negotiation:
                 ready.clear()
                 items += self._all_joined()
             return None
+        if spec.of_members:
+            members = self._concerned(spec)
+            if rank not in members:
+                text = f"{describe([ask.name], 0)}: rank {rank} is no member of the process set {list(members)}"
+                items.append(((rank,), Failure(0, (ask.name,), "mismatch", text)))
+                return None
+            pending = self.table.find((ask.set_id, ask.name))
+            if pending is not None and pending.spec != ask.spec:
+                # The sets have different members, so one of the two might wait for a rank that never calls.
+                pending.add(rank, 1 << rank, ask)
+                items += self.fail(pending, "mismatch", self.table.objection(pending))
+                return None
         return self.table.open(ask, members)
+
+    def _concerned(self, spec: Spec) -> tuple[WorldRank, ...]:
+        """Return the ranks that add or remove a process set together: all ranks, or only the members of the set."""
+        ranks = spec.ranks or ()
+        if not spec.of_members:
+            return self.sets[0]
+        return tuple(map(WorldRank, ranks)) if spec.kind is Kind.ADD_SET else self.sets.get(ranks[0], ())
 
     def _all_joined(self) -> Items:
         last = list(self.table.joined)[-1]
@@ -252,6 +271,7 @@ class Negotiation:
             return self._add_set(bucket[0], spec)
         if spec.kind is Kind.REMOVE_SET:
             assert spec.ranks is not None
+            members = self._concerned(spec)
             del self.sets[spec.ranks[0]]
             self._replay_controller.removed(spec.ranks[0])
             return members, Bucket(self._take_index(), 0, spec.kind, (bucket[0].name,), result=spec.ranks[0])
@@ -276,7 +296,7 @@ class Negotiation:
         assert spec.ranks is not None
         set_id, self._next_set = self._next_set, self._next_set + 1
         self.sets[set_id] = tuple(map(WorldRank, spec.ranks))
-        return self.sets[0], Bucket(self._take_index(), 0, Kind.ADD_SET, (pending.name,), result=set_id)
+        return self._concerned(spec), Bucket(self._take_index(), 0, Kind.ADD_SET, (pending.name,), result=set_id)
 
     def _take_index(self) -> int:
         self.next_index += 1

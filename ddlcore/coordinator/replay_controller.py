@@ -18,6 +18,7 @@ from ddlcore.messages.to_coordinator import Frozen
 from ddlcore.messages.to_rank import Arranged, Drain, Planned, Resume
 from ddlcore.runtime.arranging import arrange
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
+from ddlcore.runtime.repetitions import MOST_REPLAYED
 from ddlcore.runtime.schedule import MOST_KNOWN
 
 MOST_SUSPICIONS = 2  # in succession: each comes after a second or more, and no bucket runs in between
@@ -167,7 +168,7 @@ class ReplayController:
 
         This is called when all members have the tensor ready. Return None if there is no such schedule.
         """
-        for known in self._known:
+        for known in self._known if not self._detector.collects else ():
             if known is not self.replaying and known.whole and key in known.keys:
                 return known
         return None
@@ -286,10 +287,16 @@ class ReplayController:
         assert known is not None
         progress = any(place > self._resumed_after.get(set_id, -1) for set_id, place in known.after.items())
         known.suspicions = (0 if progress else known.suspicions) + slow
+        keys = [key for planned in known.arranged.buckets for key in _planned_keys(planned)]
+        nameless = not any(key.name for key in keys)
+        if slow or not nameless:
+            self._detector.interrupted()
+        else:
+            self._detector.replayed(self._replayed(known))
         if diverged or known.suspicions > MOST_SUSPICIONS:
             self.divergences += 1
             known.whole = False
-            self._detector.divergence(known.period - known.begun)
+            self._detector.divergence(known.period - known.begun, keys)
             return None
         if slow:
             return None
@@ -297,8 +304,20 @@ class ReplayController:
         if any(habitual):
             known.whole = False  # the period has grown, so it must be found anew
             known.inserted.clear()
-            self._detector.reset()
+            if not nameless:
+                self._detector.reset()
         return known if progress and known.whole else None
+
+    def _replayed(self, known: KnownSchedule) -> list[TensorKey]:
+        """Return the keys of the tensors of ``known`` that were replayed since the last Resume, in the order of replay."""
+        buckets = known.arranged.buckets
+        places = range(min(self._resumed_after.values(), default=-1) + 1, max(known.after.values(), default=-1) + 1)
+        replayed: list[TensorKey] = []
+        for place in places[-MOST_REPLAYED - 1 :]:  # one more, so that the detector sees that there were more
+            planned = buckets[place % known.size]
+            if self._resumed_after.get(planned.set_id, -1) < place <= known.after.get(planned.set_id, -1):
+                replayed += _planned_keys(planned)
+        return replayed
 
     def _insert(self, known: KnownSchedule, key: TensorKey, period: int) -> int:
         last, run = known.inserted.get(key, (-2, 0))

@@ -46,7 +46,10 @@ class RequestTable:
         """
         pending = self._pending.get((ask.set_id, ask.name))
         if pending is None:
-            bits = self._members.get(ask.set_id) or self._members.setdefault(ask.set_id, bits_of(members))
+            if self.spec(ask.spec).of_members:
+                bits = bits_of(members)
+            else:
+                bits = self._members.get(ask.set_id) or self._members.setdefault(ask.set_id, bits_of(members))
             pending = self._pending[ask.set_id, ask.name] = PendingRequest(ask, bits)
         return pending
 

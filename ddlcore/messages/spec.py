@@ -8,7 +8,7 @@ import msgspec
 
 from ddlcore.types import CPU, DType, Kind, ReduceOp, own_shape
 
-PROTOCOL = 9  # version of the protocol; ranks and coordinator must have the same
+PROTOCOL = 10  # version of the protocol; ranks and coordinator must have the same
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 # Values of Spec.part_of: the ranks average by weights, whose sum they reduce beside the tensor, or by shares of 1.
 BY_WEIGHT, BY_SHARE = "an average by weights", "an average by shares"
@@ -33,6 +33,8 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     is_object: bool = False  # the bytes of an object
     is_announced: bool = False  # the digest of the object is announced over the control network
     element: str = ""  # usual name of the tensor's own element type, if ``dtype`` and ``shape`` are its carrier's
+    of_members: bool = False  # for ADD_SET and REMOVE_SET: only the members of the set ask, and know the set
+    rows: tuple[int, ...] | None = None  # for ragged kinds: the rows that every rank announces, if they are equal
 
     @property
     def label(self) -> str:

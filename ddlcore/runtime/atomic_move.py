@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from ddlcore.contracts.transport import PreparedMove
@@ -17,13 +18,21 @@ class AtomicMove:
     """A function that runs a bucket with one tensor in replay, or a barrier, after a vote of all ranks.
 
     If some rank has no real data, no rank moves anything, and the bucket is void. ``movement`` and ``prepared`` are None
-    for a barrier, which is only the vote.
+    for a barrier, which is only the vote. ``told`` are the integers of all ranks; None: only the vote tells them.
     """
 
-    __slots__ = ("_begun", "_movement", "_prepared", "_vote", "resumable")
+    __slots__ = ("_begun", "_movement", "_prepared", "_told", "_vote", "resumable")
 
-    def __init__(self, vote: Vote, movement: Movement | None, prepared: PreparedMove | None, resumable: bool):
+    def __init__(
+        self,
+        vote: Vote,
+        movement: Movement | None,
+        prepared: PreparedMove | None,
+        resumable: bool,
+        told: Sequence[int] | None = None,
+    ) -> None:
         self._vote = vote
+        self._told = told
         self._movement = movement
         self._prepared = prepared
         self._begun = -1  # the number of the last launch for which the movement has its memory
@@ -34,7 +43,7 @@ class AtomicMove:
             self._vote.cast((), False)
             return void
         entry = launch.entries[0]
-        if not self._vote.cast(_rows(entry), True):
+        if not self._vote.cast(self._mine(entry), True):
             return void
         deliver = self._move(entry, launch.number)
         self.forget()
@@ -49,10 +58,10 @@ class AtomicMove:
         # time what other ranks send only once.
         entry = launch.entries[0]
         if self._begun != launch.number:
-            rows = _rows(entry)
+            mine = self._mine(entry)
             unanimous = None
             while unanimous is None:  # Ctrl-C may interrupt the thread between two tries
-                unanimous = self._vote.try_cast(rows, launch.number)
+                unanimous = self._vote.try_cast(mine, launch.number)
                 if unanimous is None and operation is not None and not operation.pending:
                     return None
             if not unanimous:
@@ -67,10 +76,17 @@ class AtomicMove:
         if movement is None or self._prepared is None:
             return _BARRIER
         if self._begun != number:
-            movement.begin(entry, self._vote.told() if movement.words else ())
+            movement.begin(entry, self._vote.told() if self._told is None else self._told)
             self._begun = number
         self._prepared.run(movement.source, movement.target, movement.counts, number)
         return partial(same, [movement.end(entry)])
+
+    def _mine(self, entry: Entry) -> tuple[int, ...]:
+        """Wait until the source of ``entry`` may be read, and return the integers that this rank tells."""
+        given = entry.given
+        if given.source is not None and given.source.wait is not None:
+            given.source.wait()
+        return given.rows if self._told is None else ()
 
     def forget(self) -> None:
         """Drop the memory of the last launch, whose results have been delivered or are kept for later."""
@@ -79,11 +95,3 @@ class AtomicMove:
 
 
 _BARRIER: Deliver = partial(same, [None])
-
-
-def _rows(entry: Entry) -> tuple[int, ...]:
-    """Wait until the source of ``entry`` may be read, and return the rows that this rank announces."""
-    given = entry.given
-    if given.source is not None and given.source.wait is not None:
-        given.source.wait()
-    return given.rows

@@ -16,14 +16,16 @@ def _tuple(values: Sequence[int] | None) -> str:
     return "row-major" if values is None else str(tuple(values)).replace(" ", "")
 
 
-def _any_rows(shape: Sequence[int]) -> str:
-    return "(any" + "".join(f",{n}" for n in shape) + ")"
+def _ragged(spec: Spec) -> str:
+    """Return the shape of a tensor of a ragged kind. An alltoall's first dimension is shown as a sum: (2+2,3)."""
+    rows = "any" if spec.rows is None else "+".join(map(str, spec.rows))
+    return f"({rows}" + "".join(f",{n}" for n in spec.extents) + ")"
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("kind", lambda spec: spec.kind.name.lower()),
     ("dtype", lambda spec: spec.label),
-    ("shape", lambda spec: _any_rows(spec.extents) if spec.kind.is_ragged else _tuple(spec.extents)),
+    ("shape", lambda spec: _ragged(spec) if spec.kind.is_ragged else _tuple(spec.extents)),
     ("op", lambda spec: spec.op.name.lower()),
     ("root", lambda spec: str(spec.root)),
     ("prescale", lambda spec: f"{spec.prescale:g}"),
@@ -49,7 +51,8 @@ def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
     kind, ranks = spec.kind, spec.ranks or ()
     if kind in (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET) and ask.set_id != 0:
         return "it is asked of the global process set only"
-    if kind is Kind.ADD_SET and not (ranks and set(ranks) <= set(range(size)) and list(ranks) == sorted(set(ranks))):
+    ordered = ranks if not spec.of_members else sorted(ranks)  # only the members themselves may choose an order
+    if kind is Kind.ADD_SET and not (ranks and set(ranks) <= set(range(size)) and list(ordered) == sorted(set(ranks))):
         return f"there is no process set of ranks {list(ranks)}"
     if kind is Kind.REMOVE_SET and (len(ranks) != 1 or ranks[0] <= 0):
         return f"process set {list(ranks)} cannot be removed"
@@ -58,6 +61,8 @@ def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
     columns = len(members) if kind is Kind.ALLTOALL else 1
     if kind.is_ragged and (len(ask.rows) != columns or min(ask.rows) < 0):
         return f"it announces rows {list(ask.rows)}"
+    if spec.rows is not None and ask.rows != spec.rows:
+        return f"it announces rows {list(ask.rows)}, and says that all ranks announce {list(spec.rows)}"
     return "a dimension is negative" if min(spec.shape, default=0) < 0 else ""
 
 

@@ -112,8 +112,9 @@ class Dispatcher:
         if run is None:
             run = position.run = self._arranged(launch.planned)
             position.resumable = run if isinstance(run, AtomicAllreduce | AtomicMove) and run.resumable else None
-            ragged, specs = launch.planned.kind.is_ragged, map(decode_spec, launch.planned.specs)
-            position.nbytes = -1 if ragged else sum(spec.nbytes() for spec in specs)
+            specs = [decode_spec(spec) for spec in launch.planned.specs]
+            ragged = launch.planned.kind.is_ragged and any(spec.rows is None for spec in specs)
+            position.nbytes = -1 if ragged else sum(spec.nbytes(spec.rows or ()) for spec in specs)
         return run(launch, use)
 
     def _arranged(self, planned: Planned) -> Run:

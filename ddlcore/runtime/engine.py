@@ -265,17 +265,13 @@ class Engine:
     def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later | None]) -> Deliver | Later | None:
         """Run a bucket by calling ``run``, and return the function that delivers the bucket's results.
 
-        If ``run`` raises an error or the job has failed already, fail the bucket and return None. An error other than
-        Unserved also ends the job.
+        If ``run`` raises an error or the job has failed already, fail the bucket and return None, see ``_broke``.
         """
         if self._failure.given:
             self._failed(launch, None)
             return None
         try:
             return run()
-        except Unserved as error:
-            self._failed(launch, error)
-            return None
         except BaseException as error:
             self._broke(launch, error)
             return None
@@ -295,9 +291,12 @@ class Engine:
         self._deliver(launch.entries, outcomes, -1)
 
     def _broke(self, launch: Launch[Entry], error: BaseException) -> None:
-        """End the job with ``error``, which a transport has raised in the bucket ``launch``."""
-        self._explain(error)
-        self._failed(launch, None)
+        """Fail the bucket ``launch``, whose run has raised ``error``. Unless ``error`` is Unserved, end the job, too."""
+        if isinstance(error, Unserved):
+            self._failed(launch, error)
+        else:
+            self._explain(error)
+            self._failed(launch, None)
 
     def _failed(self, launch: Launch[Entry], error: BaseException | None) -> None:
         if launch.entries is not None:

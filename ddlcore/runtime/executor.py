@@ -92,9 +92,12 @@ class HostExecutor:
             vote = vote_of(communicator, 0)
             return AtomicMove(vote, None, None, vote.resumable)
         one = self._movement(planned.kind, communicator, specs[0], len(communicator.ranks))
-        vote, transport = vote_of(communicator, one.words), communicator.transport
+        # What every rank would tell is known if all say the same in every call, or if nothing has to be told.
+        rows = specs[0].rows if one.words else ()
+        told = None if rows is None else rows * len(communicator.ranks)
+        vote, transport = vote_of(communicator, one.words if told is None else 0), communicator.transport
         resumable = vote.resumable and transport.capabilities_for(planned.kind).resumable_moves
-        return AtomicMove(vote, one, transport.prepare_move(one.move), resumable)
+        return AtomicMove(vote, one, transport.prepare_move(one.move), resumable, told)
 
     def _run_negotiated_slot(
         self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str

@@ -75,13 +75,13 @@ class FencedHandle(Handle):
         self._completion.observe(self._index)
         return True
 
-    def wait(self) -> Any:
+    def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until the operation's work is queued on the device, and return the result, see Handle.wait.
 
         The calling thread's current stream runs its further work only after the result is complete.
         """
         if self._left > 0:
-            self._waiter.wait_for_device(self)
+            self._waiter.wait_for_device(self, timeout_s)
         if self._error is None:
             for event in self._events:
                 _follow(self._waiter.failure, event, self._after, self._tensors)

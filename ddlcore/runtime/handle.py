@@ -69,17 +69,18 @@ class Handle:
         self._completion.observe(self._index)
         return True
 
-    def wait(self) -> Any:
+    def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until all ranks have taken part, and return the result. Raises the operation's error if it failed.
 
-        PeerLost, MismatchError, Closed and related errors are described in ``ddlcore.errors``. The wait has no time
-        limit: it ends when the operation or the job ends. If a signal handler raises an exception, that exception ends
+        PeerLost, MismatchError, Closed and related errors are described in ``ddlcore.errors``. ``timeout_s``: raise
+        DeadlineExceeded after so many seconds; the operation goes on, and ``wait`` may be called again. None: the wait
+        has no time limit: it ends when the operation or the job ends. If a signal handler raises an exception, that exception ends
         the wait but not the operation, and ``wait`` may be called again. Raises ReentrantCall if a signal handler or a
         finalizer calls ``wait`` after it has interrupted the work of ddl on the same thread: the thread would wait for
         itself.
         """
         if self._left > 0:
-            self._waiter.wait(self)
+            self._waiter.wait(self, timeout_s)
         self._completion.observe(self._index)
         if self._error is not None:
             raise self._error.with_traceback(None)

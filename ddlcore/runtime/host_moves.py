@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 
 from ddlcore.contracts.transport import Memory, Move
 from ddlcore.messages.spec import Spec
+from ddlcore.runtime.buffers import FusionBuffers
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import Communicator
 from ddlcore.runtime.request import Entry
-from ddlcore.runtime.transport_calls import new_memory
+from ddlcore.runtime.transport_calls import Unserved, new_memory
 from ddlcore.types import Buffer, DType, Kind
 
 Counts = Sequence[int] | Sequence[Sequence[int]]
@@ -49,6 +51,16 @@ class Movement(ABC):
         self.source = self.target = _NOTHING
 
 
+def apart(source: Buffer, target: Buffer, buffers: FusionBuffers) -> Buffer:
+    """Return ``source``, or a copy of it if it shares memory with ``target``, which not all transports allow."""
+    begin, end = source.address, source.address + source.nbytes
+    if end <= target.address or target.address + target.nbytes <= begin:
+        return source
+    copy = buffers.get("apart", source.count, source.dtype)
+    ctypes.memmove(copy.address, begin, source.nbytes)
+    return copy
+
+
 def movement(kind: Kind, communicator: Communicator, spec: Spec) -> Movement:
     """Return the movement of an allgather, a broadcast or an alltoall of a tensor with ``spec``."""
     if kind is Kind.BROADCAST:
@@ -73,14 +85,25 @@ class _Ragged(Movement):
             self._rows = tuple(tuple(told[at : at + self.words]) for at in range(0, len(told), self.words))
             self.counts, self._count = self._counted()
             self._told = told
-        dtype = self.move.dtype
-        source = entry.given.source if entry is not None else new_memory(0, dtype)
+        given, dtype = entry.given if entry is not None else None, self.move.dtype
+        source, target = (given.source, given.target) if given is not None else (new_memory(0, dtype), None)
         assert source is not None
-        self.source, self.target = source, self._buffers.result(self._count, dtype)
+        if target is not None and target.count == self._count:
+            self.source, self.target = apart(source, target, self._buffers), target
+        else:  # if the sizes differ, ``end`` raises the error, because other ranks wait for this one in the collective
+            self.source, self.target = source, self._buffers.result(self._count, dtype)
 
     def end(self, entry: Entry | None) -> Outcome | None:
-        assert isinstance(self.target.owner, Memory)
-        return Outcome(self.target.owner, rows=self._rows)
+        given = entry.given.target if entry is not None else None
+        if given is None:
+            assert isinstance(self.target.owner, Memory)
+            return Outcome(self.target.owner, self._rows)
+        if self.target is not given:
+            raise Unserved(
+                f"{self.move.kind.name.lower()}: the result has {self._count} elements, and output has {given.count}; "
+                "has a rank joined, or do other ranks send other numbers of rows?"
+            )
+        return Outcome(None, self._rows)
 
     @abstractmethod
     def _counted(self) -> tuple[Counts, int]:

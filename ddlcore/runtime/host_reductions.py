@@ -18,7 +18,7 @@ from ddlcore.messages.to_rank import Bucket
 from ddlcore.runtime.atomic_allreduce import AtomicAllreduce
 from ddlcore.runtime.delivery import Deliver, Staged
 from ddlcore.runtime.encoding import encode, encode_once, settle
-from ddlcore.runtime.host_moves import Movement
+from ddlcore.runtime.host_moves import Movement, apart
 from ddlcore.runtime.integers import Exact, is_exact
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.outcome import Outcome
@@ -248,24 +248,29 @@ class _Reducescatter(Movement):
         self._result = self.target
 
     def begin(self, entry: Entry | None, told: Sequence[int]) -> None:
-        wire = self.move.dtype
+        wire, target = self.move.dtype, None
         if entry is None:
             source = self._buffers.get("scatter", self._count, wire)
             self._kernels.fill_identity(source.address, self._count, wire, self.move.op)
         else:
-            given = entry.given.source
+            given, target = entry.given.source, entry.given.target
             assert given is not None
             source = given
             if self._encoded:
                 source = self._buffers.get("scatter", self._count, wire)
                 encode_once(self._compressor, given, source, self._scales.encode)
-        self._result = self._buffers.result(self._own // self._words, self._spec.dtype)
+            elif target is not None and not self._apart:
+                source = apart(source, target, self._buffers)
+        own = self._own // self._words
+        self._result = target if target is not None else self._buffers.result(own, self._spec.dtype)
         self.source = source
         self.target = self._buffers.get("part", self._own, wire) if self._apart else self._result
 
     def end(self, entry: Entry | None) -> Outcome | None:
         if entry is not None and self.target is not self._result:
             self._compressor.decode(entry.name, self.target, self._result, self._scales.decode)
+        if entry is not None and entry.given.target is not None:
+            return Outcome(None, self._rows)
         assert isinstance(self._result.owner, Memory)
         return Outcome(self._result.owner, self._rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from _thread import get_ident
 from collections.abc import Callable
@@ -135,8 +136,10 @@ class Lookout:
         """Ask to leave replay if the schedule cannot continue, or if an entry has been in a slot for too long.
 
         Code outside ddl may be waiting for the result of such an entry. Or a peer may be waiting for it, while this
-        rank's engine is still in an earlier collective. This method asks only once. The control thread calls it at
-        least once a second. It also finishes calls that a signal handler has interrupted.
+        rank's engine is still in an earlier collective. Or peers may be in a bucket that this rank will not fill,
+        because it has made another call without a name in its place; outside of replay, this is found to be a mismatch.
+        This method asks only once. The control thread calls it at least once a second. It also finishes calls that a
+        signal handler has interrupted.
         """
         queue = self._tensor_queue
         with queue.lock:
@@ -150,12 +153,14 @@ class Lookout:
             if queue.conflict:
                 self._leave()
                 return
-            if queue.waits_since_s is None:
+            waits_since_s = math.inf if queue.waits_since_s is None else queue.waits_since_s
+            since_s = min(waits_since_s, next(iter(queue.unnamed.strays.values()), math.inf))
+            if since_s == math.inf:
                 return
             usual_s = max((position.usual_s or 0.0 for position in replay.positions), default=0.0)
             if replay.paused:  # peers may need the rest of a period to get here
                 usual_s = max(usual_s, queue.pauses.last_period_s())
-            if time.monotonic() - queue.waits_since_s >= max(STUCK_AFTER_S, USUAL_TIMES * usual_s):
+            if time.monotonic() - since_s >= max(STUCK_AFTER_S, USUAL_TIMES * usual_s):
                 self._leave(slow=True)
 
     def _leave(self, slow: bool = False) -> None:
@@ -171,3 +176,4 @@ class Lookout:
         # The message comes first, so that Ctrl-C after it cannot lose it.
         queue.waits_since_s = None
         queue.conflict = False
+        queue.unnamed.strays = {}

@@ -7,18 +7,17 @@ clock.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-HISTORY = 8192  # the number of occurrences that are remembered for loops without names
+from ddlcore.runtime.repetitions import Repetitions
+
 LONGEST = 32768  # occurrences in the longest period; a limit, since loops with ever new names must not fill the memory
 LEAST_CLEAN = 2
 MOST_CLEAN = 64
 HELD_LONG = 8  # a schedule that held for so many times its proof's periods was worth the proof
-WIDTH = 4  # bytes of the number that represents a call without a name
-LIKE_THE_LAST = 64  # in a loop without names: at how many earlier calls like the last one a period may have ended
 MOST_CANDIDATES = 16
 
 
@@ -77,7 +76,7 @@ class PeriodDetector:
     have had exactly these contents, the candidate is proven, and the next window with them is the period. If a window
     has no tensor of a candidate (for example an evaluation), it neither proves nor refutes that candidate. The same is
     true for a window that contains all tensors of the candidate and further ones (for example a metric every few
-    steps). If no tensor has a name, the period is the shortest sequence that is repeated exactly.
+    steps). If no tensor has a name, the period is a sequence that is repeated exactly, see ``Repetitions``.
     """
 
     def __init__(self, needed: int = LEAST_CLEAN) -> None:
@@ -88,34 +87,48 @@ class PeriodDetector:
         self._segment = -1  # the first bucket of the present segment
         self._partial = True  # the window may have begun in the middle of a period
         self._candidates: list[_Candidate] = []  # the one that was seen last is at the end
-        self._history = bytearray()  # the calls without names, WIDTH bytes for each
-        self._numbers: dict[TensorKey, bytes] = {}
-        self._ends: dict[TensorKey, deque[int]] = {}  # for each key, where in the history its latest calls end
+        self._nameless = Repetitions()
+        self._collects = False
 
     def pause(self) -> None:
         """Drop the present window, because a schedule is replayed from now on. Keep the candidates and their proof."""
         self._begin([])
         self._partial = True
-        self._forget_sequence()
+
+    @property
+    def collects(self) -> bool:
+        """Whether a period of calls without names is known to be repeated, but not yet how its calls depend on each other.
+
+        Then all calls must be negotiated until the period is returned. So no shorter schedule may be replayed.
+        """
+        return self._collects
+
+    def replayed(self, keys: Sequence[TensorKey]) -> None:
+        """Record the tensors that a schedule of calls without names has replayed before it was left."""
+        self._nameless.replayed(keys)
+
+    def interrupted(self) -> None:
+        """Forget the calls without names, because calls that this object has not seen came in between."""
+        self._nameless.clear()
+        self._collects = False
 
     def reset(self) -> None:
         """Forget all candidates for the period, and how often each one has repeated, because the loop has changed."""
         self.pause()
         self._candidates = []
+        self.interrupted()
 
-    def _forget_sequence(self) -> None:
-        if self._history:
-            self._history = bytearray()
-            self._numbers = {}
-            self._ends = {}
-
-    def divergence(self, held: int) -> None:
+    def divergence(self, held: int, period: Sequence[TensorKey] = ()) -> None:
         """Require more repetitions before the next period is proven, because a schedule that did not fit was left.
 
         ``held`` is the number of periods for which that schedule was replayed. If this number is large, the lowest
-        number of repetitions is required again instead.
+        number of repetitions is required again instead. ``period`` are the tensors of the schedule.
         """
         long = held >= HELD_LONG * self.needed
+        if period and not any(key.name for key in period):
+            self.pause()
+            self._nameless.doubt(period, long)
+            return
         self.needed = LEAST_CLEAN if long else min(2 * self.needed, MOST_CLEAN)
         self.reset()
 
@@ -131,9 +144,9 @@ class PeriodDetector:
             self.pause()  # nothing was repeated in all that, so it is no candidate
         self._append(occurrence)
         if key.name:
-            self._forget_sequence()
+            self.interrupted()
         elif not self._names:
-            return self._nameless(key)
+            return self._repeated(key)
         if not self._is_proven():
             return None
         if self._cuts and self._cuts[0] > 0:
@@ -186,35 +199,16 @@ class PeriodDetector:
         self._candidates = [*others[-MOST_CANDIDATES + 1 :], same]
         self._begin([])
 
-    def _nameless(self, key: TensorKey) -> list[Occurrence] | None:
-        """Add a call with ``key`` to the history of calls without names, and return the period if one is proven.
+    def _repeated(self, key: TensorKey) -> list[Occurrence] | None:
+        """Record a call without a name. Return the period that is repeated now, or None.
 
-        A period is proven if the history ends with ``needed`` + 1 repetitions of it in a row. If there are several such
-        periods, return the shortest; if there is none, return None. Each repetition must end with a call with the same
-        ``key``. So only the distances to earlier calls with ``key`` are tried as lengths, the shortest first.
+        Some of the calls of the period may have been replayed as parts of a shorter one. How these depend on each other
+        is not known. So the period is returned when all of its calls were negotiated.
         """
-        self._history += self._numbers.setdefault(key, len(self._numbers).to_bytes(WIDTH, "little"))
-        end = len(self._history)
-        ends = self._ends.setdefault(key, deque(maxlen=LIKE_THE_LAST))
-        length = next((end - before for before in reversed(ends) if self._repeats(end - before)), 0)
-        ends.append(end)
-        if length:
-            found = self._window[-(length // WIDTH) :]
-            self._begin([])
-            self._forget_sequence()
-            return found
-        if end > HISTORY * WIDTH:  # longer periods are not searched for
-            self._begin([])
-            self._forget_sequence()
-        return None
-
-    def _repeats(self, nbytes: int) -> bool:
-        """Return whether the history ends with ``needed`` + 1 repetitions of its last ``nbytes`` bytes.
-
-        The repetitions exist if this end of the history equals itself shifted by ``nbytes``.
-        """
-        begin = len(self._history) - (self.needed + 1) * nbytes
-        if begin < 0:
-            return False
-        with memoryview(self._history) as view:
-            return view[begin:-nbytes] == view[begin + nbytes :]
+        length = self._nameless.add(key)
+        self._collects = length > len(self._window)
+        if not length or self._collects:
+            return None
+        found = self._window[-length:]
+        self._begin([])
+        return found

@@ -38,7 +38,7 @@ class Schedule:
         self.number = arranged.schedule
         self.digest = arranged.digest
         self.buckets = arranged.buckets
-        self.mine = [rank in sets[planned.set_id] for planned in arranged.buckets]
+        self.mine = [rank in sets.get(planned.set_id, ()) for planned in arranged.buckets]
         self.named: dict[tuple[int, str], tuple[int, int, bytes]] = {}
         self.anonymous: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
         for position, planned in enumerate(arranged.buckets):

@@ -152,6 +152,8 @@ class TensorQueue:
         offer = replay.offer(entry.set_id, entry.name, anonymous, entry.spec_bytes, entry)
         if offer is Offer.ALIEN:
             self.unsent += [entry]
+            if anonymous:
+                self.unnamed.strays[entry.set_id, entry.name] = time.monotonic()
             return
         if offer is Offer.CONFLICT:  # other ranks may be in a bucket that this rank will never fill
             self.unsent += [entry]
@@ -221,7 +223,7 @@ class TensorQueue:
             if serial == self._serial:
                 self.unanswered = False
 
-    def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
+    def take(self, set_id: int, names: Sequence[str]) -> list[Entry | None]:
         """Return the entries of a negotiated bucket in the order of ``names``, and remove them from the tensor queue.
 
         A persistent request is returned too, but stays in the tensor queue, and its state changes to DECIDED. An entry
@@ -230,6 +232,7 @@ class TensorQueue:
         with self.lock:
             if self.behind:
                 self.catch_up()
+            self.unnamed.answered(set_id, names)
             return [self.unfinished.take(set_id, name) for name in names]
 
     def fill(self, bucket: Bucket) -> bool:
@@ -249,6 +252,7 @@ class TensorQueue:
             anonymous = bucket.names[0].startswith(ANONYMOUS)
             if not self.replay.fill(bucket, entries, anonymous, entries[0].spec_bytes):
                 return False
+            self.unnamed.answered(bucket.set_id, bucket.names)
             if self.waits_since_s is None:
                 self.waits_since_s = time.monotonic()
             self.work.notify()
@@ -283,6 +287,7 @@ class TensorQueue:
         self.unsent = []
         self.conflict = False
         self.waits_since_s = None
+        self.unnamed.strays = {}
         for entry in sorted(self.unfinished.pending(), key=order_of):
             self._place(entry)
         if self.unsent:

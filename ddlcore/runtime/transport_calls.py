@@ -16,7 +16,7 @@ PREPARED_LIMIT = 4096
 class Unserved(TransportError):
     """Raised if a transport or a compressor cannot do an operation. The operation fails, and the job continues.
 
-    Every rank raises it for the same operation.
+    Either every rank raises it for the same operation, or a rank raises it after it has taken part in the collective.
     """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ddlcore.runtime.request import ANONYMOUS, Entry
 
@@ -16,6 +16,9 @@ class UnnamedCalls:
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}  # by process set; ``TensorQueue`` stores what ``number`` returns
         self._generation = 0  # how often all ranks have joined
+        # Unnamed calls that fit in no slot of the schedule, in order, and since when. Other ranks may have another call
+        # in their place, and then these are never answered: only the numbers of unnamed calls pair them.
+        self.strays: dict[tuple[int, str], float] = {}
 
     def number(self, entries: Sequence[Entry]) -> int:
         """Write the number of an unnamed call into the names of its entries, and return the new count of such calls.
@@ -29,6 +32,11 @@ class UnnamedCalls:
         for entry in entries:
             entry.name = f"{ANONYMOUS}{self._generation}.{ordinal}{entry.name[len(ANONYMOUS) :]}"
         return ordinal + 1
+
+    def answered(self, set_id: int, names: Iterable[str]) -> None:
+        """Record that the tensors ``names`` are decided on, so that they stray no longer."""
+        for name in names:
+            self.strays.pop((set_id, name), None)
 
     def next_generation(self) -> None:
         """Number unnamed calls from 0 again, because all ranks have joined.

@@ -44,9 +44,10 @@ class UserThreads:
         broke: Callable[[Launch[Entry], BaseException], None],
         go_on: Callable[[Launch[Entry]], None],
     ) -> None:
-        """``broke`` ends the job because the run of a bucket has raised an error. ``go_on`` continues an interrupted bucket.
+        """``broke`` fails a bucket whose run has raised an error, and ends the job if it must.
 
-        The engine's thread will call ``go_on``. If ``ranges`` is given, every bucket runs within a profiler range.
+        ``go_on`` continues an interrupted bucket. The engine's thread will call it. If ``ranges`` is given, every
+        bucket runs within a profiler range.
         """
         self._tensor_queue = tensor_queue
         self._completion = completion

@@ -7,6 +7,7 @@ from _thread import allocate_lock
 from contextlib import suppress
 from typing import Protocol
 
+from ddlcore.errors import DeadlineExceeded
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.events import NO_EVENTS, Events
 from ddlcore.runtime.job_failure import JobFailure
@@ -45,6 +46,20 @@ class StallCheck(Protocol):
         """
 
 
+class _Until:
+    """An operation for which nobody waits any more after the time ``deadline_s`` of time.monotonic."""
+
+    __slots__ = ("_deadline_s", "_operation")
+
+    def __init__(self, operation: Waited, deadline_s: float) -> None:
+        self._operation = operation
+        self._deadline_s = deadline_s
+
+    @property
+    def pending(self) -> bool:
+        return self._operation.pending and time.monotonic() < self._deadline_s
+
+
 class Waiter:
     """Makes the user threads of one job wait for operations. All handles and persistent requests share one object.
 
@@ -68,9 +83,16 @@ class Waiter:
         self._events = events
         self._polled_since_s: float | None = None
 
-    def wait(self, operation: Waited) -> None:
-        """Wait until ``operation`` has ended. The calling thread first runs buckets itself, if it can."""
+    def wait(self, operation: Waited, timeout_s: float | None = None) -> None:
+        """Wait until ``operation`` has ended. The calling thread first runs buckets itself, if it can.
+
+        Raises DeadlineExceeded if ``operation`` has not ended after ``timeout_s`` seconds; it goes on. A collective that
+        this thread has begun is not interrupted, so the wait may end later. None: there is no time limit.
+        """
         since_s = time.monotonic()
+        awaited = operation
+        if timeout_s is not None:
+            operation = _Until(awaited, since_s + timeout_s)
         waiting = self.completion.waiting
         try:
             self._helper.progress(operation)
@@ -91,9 +113,14 @@ class Waiter:
                 self.waited_s += until_s - since_s
         if self._events.on:
             self._events.waited(round(since_s * 1e9), round(until_s * 1e9))
+        if timeout_s is not None and awaited.pending:
+            raise DeadlineExceeded(
+                f"an operation has not ended after {timeout_s:g} s: some rank has not started it, or does not answer; "
+                "the report that comes after stall_warning_s names the ranks"
+            )
 
-    def wait_for_device(self, operation: Waited) -> None:
-        """Wait until ``operation`` has ended. Unlike ``wait``, first have the engine check the devices soon.
+    def wait_for_device(self, operation: Waited, timeout_s: float | None = None) -> None:
+        """Do what ``wait`` does, but first have the engine check the devices soon.
 
         This is for an operation on a device: the device may complete the operation before the host knows that its
         bucket is valid.
@@ -103,7 +130,7 @@ class Waiter:
         try:
             wanting[mine] = None  # a key, not a count: an interrupt cannot lose or leave one
             self._helper.wake_for_device()
-            self.wait(operation)
+            self.wait(operation, timeout_s)
         finally:
             wanting.pop(mine, None)
 

@@ -93,7 +93,8 @@ def tools() -> dict[str, list[Source]]:
 
 
 def _packages() -> dict[str, list[Source]]:
-    folders = sorted(path for path in (ROOT / "plugins").glob("*/src/*") if path.is_dir() and path.suffix == "")
+    found = (ROOT / "plugins").glob("*/src/*")
+    folders = sorted(path for path in found if path.is_dir() and path.suffix == "" and path.name != "__pycache__")
     return {folder.name: list(_below(folder, folder.name)) for folder in folders}
 
 

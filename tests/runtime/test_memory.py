@@ -19,7 +19,7 @@ from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.spec import Ask, Spec
 from ddlcore.messages.to_coordinator import Frozen, Leave, Request
 from ddlcore.messages.to_rank import Answer, Arranged, Drain, Freeze, Outgoing, Resume
-from ddlcore.runtime import periods
+from ddlcore.runtime import periods, repetitions
 from ddlcore.runtime.schedule import MOST_KNOWN
 from ddlcore.types import DType, Kind
 from tests.tiers import long
@@ -121,7 +121,7 @@ def test_memory_stands_still(
     steps: Callable[[Loop], Iterator[None]], replay: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What tracemalloc counts after warming up does not grow; the bounds are small here, so that all are reached."""
-    monkeypatch.setattr(periods, "HISTORY", 256)
+    monkeypatch.setattr(repetitions, "HISTORY", 256)
     monkeypatch.setattr(periods, "LONGEST", 256)
     monkeypatch.setattr(request_table, "MOST_SPECS", 256)
     loop = Loop(replay)

@@ -1,0 +1,85 @@
+"""For a framework that forms groups of ranks itself: its ranks become those of ddl's job, and its groups process sets.
+
+``ddlcore.api`` does not import this module, because most ranks need none of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ddlcore.api.beginning import init
+from ddlcore.api.objects import submit_control
+from ddlcore.api.process_set import ProcessSet, change_sets
+from ddlcore.api.world import PROCESS, current_job, is_initialized, rank, size
+from ddlcore.errors import InvalidArgument
+from ddlcore.messages.spec import Spec
+from ddlcore.plug.settings import settings_of
+from ddlcore.process.environment import Environment
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.request import ANONYMOUS
+from ddlcore.types import Kind
+
+if TYPE_CHECKING:
+    from ddlcore.contracts.cluster import RankInfo
+
+__all__ = ["add_members_set", "barrier_async", "has_rank", "init_as", "remove_members_set"]
+
+
+def has_rank() -> bool:
+    """Return whether this process has a rank already: its job runs or has run, or ``ddl run`` has started it."""
+    return is_initialized() or PROCESS.external_rank is not None or Environment.read() is not None
+
+
+def init_as(rank_info: RankInfo, cluster: str, defaults: Mapping[str, str]) -> None:
+    """Start the job as ``init`` does, with a rank that is known from elsewhere than from environment variables.
+
+    Every rank of ``rank_info.launch`` must call this. ``cluster``: the name of what has given the rank, for messages.
+    ``defaults``: values of settings (``{"DDL_STALL_SHUTDOWN_S": "60"}``) for which there is no environment variable. If
+    this process has a rank already, the call is the same as ``init()``. Raises ValueError if that is another rank.
+    """
+    if not has_rank() and rank_info.size > 1:
+        from ddlcore.process.external_rank import ExternalRank  # imports ZeroMQ, see detection.py
+
+        environ = {**defaults, **dict(os.environ)}
+        settings, registry = settings_of(environ, warns=False)
+        PROCESS.external_rank = ExternalRank(cluster, rank_info, settings, registry, environ)
+    init()
+    here = (rank(), size())
+    if here != (rank_info.rank, rank_info.size):
+        raise InvalidArgument(
+            f"{cluster} asks for rank {rank_info.rank} of {rank_info.size}, but this process is rank {here[0]} of "
+            f"{here[1]} in ddl's job; give the same numbers, or leave ddl's launcher out"
+        )
+
+
+def add_members_set(ranks: Sequence[int], label: str) -> ProcessSet:
+    """Register a process set that only its members know, and return it. Only the members must call this.
+
+    There may be other process sets with the same ranks. ``ranks``: different ranks of the world, equal on all members;
+    results are in their order. ``label``: a text that is equal on all members, and that belongs to no other such call
+    until this call has returned. Raises MismatchError if this rank is not one of ``ranks``.
+    """
+    one = ProcessSet(ranks)
+    one.ranks = list(ranks)
+    spec = Spec(Kind.ADD_SET, ranks=tuple(one.ranks), of_members=True)
+    one.process_set_id = change_sets(current_job(), spec, f"add {label}")
+    return one
+
+
+def remove_members_set(process_set: ProcessSet) -> None:
+    """Remove a process set that ``add_members_set`` has registered. All of its members must call this."""
+    set_id = process_set.process_set_id
+    if set_id is not None:
+        change_sets(current_job(), Spec(Kind.REMOVE_SET, ranks=(set_id,), of_members=True), f"remove {set_id}")
+        process_set.process_set_id = None
+
+
+def barrier_async(process_set: ProcessSet, waits: bool = False) -> Handle:
+    """Start a barrier of the process set. The wait of its handle ends when every member has started it.
+
+    ``waits``: the caller waits for the handle next.
+    """
+    job = current_job()
+    return submit_control(job, process_set.resolve(job)[0], ANONYMOUS, Spec(Kind.BARRIER), waits)

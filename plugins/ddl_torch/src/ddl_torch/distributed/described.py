@@ -1,0 +1,98 @@
+"""What torch asks about a process group, and what every part of it needs: the members, the store, the time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddl_torch.distributed.work import DdlWork
+from ddlcore.api import ProcessSet
+
+
+class DescribedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch's class has no types
+    """A group of torch.distributed without collectives. The methods have the signatures of torch's own class.
+
+    ``ranks``: the ranks of the world, by rank in the group. ``process_set``: the same ranks for ddl.
+    """
+
+    supports_coalescing = False
+    supports_splitting = False
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        ranks: Sequence[int],
+        process_set: ProcessSet,
+        timeout: timedelta,
+    ) -> None:
+        super().__init__(rank, len(ranks))
+        self._rank = rank
+        self._ranks = list(ranks)
+        self._store = store
+        self._set = process_set
+        self._timeout = timeout
+        self._name = self._description = ""
+        self._number = 0
+
+    # --- what torch asks about a group
+
+    def getRank(self) -> int:
+        return self._rank
+
+    def getSize(self) -> int:
+        return len(self._ranks)
+
+    def getBackendName(self) -> str:
+        return "ddl"
+
+    def name(self) -> str:
+        return "ddl"
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        self._description = text
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    def _get_backend(self, device: torch.device) -> DescribedGroup:
+        return self
+
+    def _get_backend_name(self) -> str:
+        return "ddl"
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._number = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._number
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _work(
+        self, handle: Any, outputs: Sequence[torch.Tensor], land: Callable[[Any], None] | None, opts: Any
+    ) -> DdlWork:
+        """Return the work of an operation of this group, whose time limit is that of the call or of the group."""
+        own = getattr(opts, "timeout", None)
+        return DdlWork(handle, outputs, land, own if own is not None and own > timedelta(0) else self._timeout)

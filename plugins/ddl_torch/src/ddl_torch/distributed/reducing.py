@@ -1,0 +1,123 @@
+"""The collectives of a process group that reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ddl_torch.autograd import OPERATIONS
+from ddl_torch.distributed.arguments import copies_back, dense_of, one_of, op_of, waits
+from ddl_torch.distributed.described import DescribedGroup
+from ddl_torch.distributed.layout import joined, lands_in
+from ddl_torch.distributed.reductions import bitwise, reduction
+from ddl_torch.distributed.work import DoneWork, together
+from ddl_torch.sparse import sparse_allreduce_async
+from ddlcore.errors import InvalidArgument
+
+Tensors = Sequence[torch.Tensor]
+_BITWISE = "its operations are SUM, AVG, PRODUCT, MIN, MAX and PREMUL_SUM"
+
+
+class ReducingGroup(DescribedGroup):
+    """The reductions of a group."""
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        tensor, op = one_of(tensors), op_of(opts)
+        self._number += 1
+        if tensor.layout is not torch.strided:
+            return self._sparse(tensor, op)
+        how = reduction(op)
+        if how is None:
+            return self._bitwise(tensor, op, opts)
+        dense = dense_of(tensor)
+        handle = OPERATIONS.allreduce_async(
+            dense, output=dense, op=how.op, prescale_factor=how.factor, process_set=self._set, waits=waits(opts)
+        )
+        return self._work(handle, [tensor], None if dense is tensor else lands_in(tensor), opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        self._number += 1
+        how = reduction(op_of(opts))
+        if how is None or len({(one.dtype, one.device) for one in tensors}) > 1:
+            return together([self.allreduce([one], opts) for one in tensors], tensors)
+        dense = [dense_of(one) for one in tensors]
+        handle = OPERATIONS.grouped_allreduce_async(
+            dense, outputs=dense, op=how.op, prescale_factor=how.factor, process_set=self._set, waits=waits(opts)
+        )
+        return self._work(handle, tensors, copies_back(tensors, dense), opts)
+
+    def _sparse(self, tensor: torch.Tensor, op: Any) -> Any:
+        how = reduction(op)
+        if how is None or how.factor != 1.0:
+            raise InvalidArgument("an allreduce of sparse tensors is a SUM or an AVG")
+        reduced = sparse_allreduce_async(tensor, None, how.op, process_set=self._set)
+        with torch.no_grad():
+            tensor.copy_(reduced.wait().coalesce())
+        return DoneWork([tensor])
+
+    def _bitwise(self, tensor: torch.Tensor, op: Any, opts: Any) -> Any:
+        rows = tensor.detach().contiguous().unsqueeze(0)
+        handle = OPERATIONS.allgather_async(rows, process_set=self._set)
+        return self._work(handle, [tensor], lambda gathered: lands_in(tensor)(bitwise(op, gathered)), opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
+        """Reduce to the root. The tensors of the other ranks stay as they are."""
+        tensor = one_of(tensors)
+        root = opts if isinstance(opts, int) else opts.rootRank
+        if self._rank != root:
+            tensor = tensor.detach().clone()
+        return self.allreduce([tensor], opts if op is None and not isinstance(opts, int) else op)
+
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Any:
+        self._number += 1
+        how = reduction(op_of(opts))
+        size = len(self._ranks)
+        if source.numel() != size * output.numel():
+            raise InvalidArgument(
+                f"reduce_scatter: the input has {source.numel()} elements, and the output {output.numel()}; "
+                f"the input must have {size} times as many"
+            )
+        rows = source.detach().contiguous().view(size, *output.shape)
+        if how is None:
+            raise InvalidArgument(f"reduce_scatter: {_BITWISE}")
+        target = output if output.is_contiguous() else None
+        handle = OPERATIONS.reducescatter_async(
+            rows,
+            op=how.op,
+            prescale_factor=how.factor,
+            process_set=self._set,
+            waits=waits(opts),
+            output=None if target is None else target.detach(),
+        )
+        return self._work(handle, [output], None if target is not None else lands_in(output), opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        output, parts = one_of(outputs), inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
+        if any(part.shape != output.shape for part in parts):
+            return self._uneven_reduce_scatter(output, parts, opts)
+        whole = joined(parts)
+        return self.reduce_scatter_single(output, torch.stack(list(parts)) if whole is None else whole, opts)
+
+    def _uneven_reduce_scatter(self, output: torch.Tensor, parts: Tensors, opts: Any) -> Any:
+        """Reduce every part on every rank, and keep this rank's own: the parts have different shapes."""
+        self._number += 1
+        how = reduction(op_of(opts))
+        copies = [part.detach().clone(memory_format=torch.contiguous_format) for part in parts]
+        mine = copies[self._rank]
+        if how is None or mine.numel() != output.numel():
+            raise InvalidArgument(
+                f"reduce_scatter: output has shape {tuple(output.shape)}, its input {tuple(mine.shape)}; {_BITWISE}"
+            )
+        handle = OPERATIONS.grouped_allreduce_async(
+            copies, outputs=copies, op=how.op, prescale_factor=how.factor, process_set=self._set, waits=waits(opts)
+        )
+        return self._work(handle, [output], lambda _: lands_in(output)(mine), opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        return together([self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs)], outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

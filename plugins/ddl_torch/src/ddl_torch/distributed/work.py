@@ -1,0 +1,163 @@
+"""The work objects that the process group returns: they wait for operations of ddl, as torch's own wait for theirs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddlcore.api import Handle
+
+GRACE_S = 5.0  # the error that names the missing ranks comes after the group's timeout, and from the coordinator
+
+
+class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
+    """An operation in flight. Any thread may wait for it, for at most ``timeout`` or what ``wait`` is given.
+
+    ``outputs`` are the tensors that the operation writes. ``land`` is called once when the operation has ended without
+    an error, before anybody sees the outputs: it copies the results to outputs that the operation could not write itself.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        outputs: Sequence[torch.Tensor],
+        land: Callable[[Any], None] | None,
+        timeout: timedelta,
+    ) -> None:
+        super().__init__()
+        self._handle = handle
+        self._outputs = list(outputs)
+        self._land = land
+        self._landing = threading.Lock()
+        self._timeout = timeout
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the outputs have the results. Raises the error of the operation.
+
+        Raises DeadlineExceeded if it has not ended after ``timeout``; 0 or None means the timeout of the call or group.
+        """
+        limit_s = timeout.total_seconds() if timeout else self._timeout.total_seconds() + GRACE_S
+        result = self._handle.wait(limit_s)
+        if self._land is not None:
+            with self._landing:  # so that no other thread copies any more when ``wait`` returns
+                if self._land is not None:
+                    self._land(result)  # again if a signal interrupts it: a copy does no harm twice
+                    self._land = None
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the outputs have the results, or the operation has failed."""
+        if not self._handle.poll():
+            return False
+        if self._handle.failure is None:
+            self.wait()
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._handle.failure is None
+
+    def exception(self) -> BaseException | None:
+        return self._handle.failure
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the outputs. Only after ``wait`` do they have the results."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        raise RuntimeError("source_rank() is for recv only")
+
+    def get_future(self) -> Any:
+        """Return a future whose value are the outputs. It ends together with the operation.
+
+        If the operation fails, the future raises RuntimeError with the name and the text of the error.
+        """
+        if self._future is None:
+            ended: Any = torch.futures.Future()
+            # An error must come from a callback. ``set_exception`` of a future keeps the error in Python, as a value
+            # that torch's own code (DistributedDataParallel) takes for the outputs, which ends the process.
+            self._future = ended.then(self._landed)
+            self._handle.then(partial(ended.set_result, None))  # on the thread that ends the operation
+        return self._future
+
+    def _landed(self, _: Any) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+
+class DoneWork(dist.Work):  # type: ignore[misc]
+    """Work that was done at the call."""
+
+    def __init__(self, outputs: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def get_future(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(self._outputs)
+        return future
+
+
+def together(works: Sequence[Any], outputs: Any) -> Any:
+    """Return one work for several."""
+    return works[0] if len(works) == 1 else Works(works, outputs)
+
+
+class Works(dist.Work):  # type: ignore[misc]
+    """Several works that are waited for together."""
+
+    def __init__(self, works: Sequence[Any], outputs: Any) -> None:
+        super().__init__()
+        self._works = list(works)
+        self._outputs = list(outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            work.wait()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def result(self) -> Any:
+        return self._outputs
+
+    def get_future(self) -> Any:
+        collected = torch.futures.collect_all([work.get_future() for work in self._works])
+        return collected.then(lambda _: self._outputs)
