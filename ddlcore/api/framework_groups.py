@@ -1,4 +1,6 @@
-"""For a framework that forms groups of ranks itself: its ranks become those of ddl's job, and its groups process sets.
+"""Functions for a framework that has ranks and groups of ranks of its own.
+
+ddl's job uses the framework's ranks, and each of the groups becomes a process set.
 
 ``ddlcore.api`` does not import this module, because most ranks need none of it.
 """

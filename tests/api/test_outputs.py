@@ -33,7 +33,7 @@ def run(body: Callable[[int, Job], Any], backend: str = "threads") -> list[Any]:
 
 @BACKENDS
 def test_every_kind_in_every_step(backend: str) -> None:
-    """The result is in the output, which any step may replace; in replay, no step sends a message."""
+    """The result is written to the output. Each step gives another output. In replay, no step sends a message."""
 
     def train(rank: int, job: Job) -> int:
         messages = 0

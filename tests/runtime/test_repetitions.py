@@ -34,7 +34,7 @@ def test_equal_layers_within_a_step(layers: int) -> None:
 
 
 def test_what_was_replayed_counts() -> None:
-    """A shorter schedule has run a part of each step; nevertheless, the step is found."""
+    """A shorter schedule replays a part of each step. The detector still finds the whole step."""
     one = Repetitions()
     lengths: list[int] = []
     for _ in range(5):

@@ -51,7 +51,7 @@ class Call:
 
 
 def make(chance: random.Random, groups: Sequence[tuple[int, ...]], like: Call | None = None) -> Call:
-    """Return a random call in one of ``groups``; with ``like``, the same call with other values."""
+    """Return a random call in one of ``groups``. If ``like`` is given, return that call with other values."""
     if like is not None:
         return Call(**{**vars(like), "seed": chance.randrange(1000)})
     members = chance.choice(list(groups))

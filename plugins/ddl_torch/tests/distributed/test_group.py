@@ -88,7 +88,7 @@ def test_averages_and_factors(dtype: torch.dtype) -> None:
 
 
 def test_complex_and_bool() -> None:
-    """Complex numbers are added as pairs. A maximum of truth values is their OR, and a minimum their AND."""
+    """Complex numbers are added as pairs. The maximum of booleans is their OR, and the minimum is their AND."""
 
     def play(group: DdlProcessGroup, rank: int) -> list[Any]:
         number = torch.tensor([1 + 2j]) * (rank + 1)
@@ -119,7 +119,7 @@ def test_sparse_tensors(op: Any) -> None:
 
 
 def test_a_reduce_scatter_of_unequal_parts() -> None:
-    """Rank r gets the sum of parts with r + 1 elements. Operations without a result for this are refused."""
+    """Rank r gets a sum of r + 1 elements. Bitwise operations are refused."""
 
     def play(group: DdlProcessGroup, rank: int) -> list[float]:
         parts = [torch.full((to + 1,), float(10 * to + rank)) for to in range(3)]
@@ -312,6 +312,24 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_wished(
         return tensor.tolist()
 
     assert run(2, play, timeout_s=0.3 if limit == "group" else 60) == [[2.0, 2.0]] * 2
+
+
+def test_several_operations_in_one_work_have_a_time_limit_too() -> None:
+    late = threading.Event()
+
+    def play(group: DdlProcessGroup, rank: int) -> list[list[float]]:
+        outputs, inputs = [torch.zeros(2), torch.zeros(4)], [torch.ones(1), torch.ones(2)]
+        if rank == 1:
+            assert late.wait(30)
+        made = group.all_gather_single_coalesced(outputs, inputs, options("Allgather", asyncOp=True))
+        if rank == 0:
+            with pytest.raises(DeadlineExceeded):
+                made.wait(SHORT)
+            late.set()
+        made.wait(timedelta(seconds=30))
+        return [output.tolist() for output in outputs]
+
+    assert run(2, play) == [[[1.0] * 2, [1.0] * 4]] * 2
 
 
 def refused() -> dict[str, tuple[Callable[[DdlProcessGroup], Any], str]]:

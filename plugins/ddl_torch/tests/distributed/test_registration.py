@@ -40,7 +40,7 @@ def test_torch_finds_it() -> None:
 
 
 def test_the_backends_of_other_names_stay_the_defaults() -> None:
-    """Who names no backend gets the same as without ddl."""
+    """If a program names no backend, torch chooses the same one as without ddl."""
     assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
     assert dist.Backend.default_device_backend_map["cuda"] == "nccl"
 
@@ -68,7 +68,7 @@ print("took", 1e3 * (time.perf_counter() - begun))
 
 @pytest.mark.processes
 def test_a_broken_ddlcore_does_not_break_torch(tmp_path: Path) -> None:
-    """``import torch`` is silent and works; the error comes to who asks for the backend."""
+    """``import torch`` works and prints nothing. Only a program that asks for the backend gets the error."""
     (tmp_path / "ddlcore").mkdir()
     (tmp_path / "ddlcore" / "__init__.py").write_text("raise ImportError('ddlcore is broken')\n")
     code = """

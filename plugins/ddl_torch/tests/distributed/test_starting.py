@@ -1,4 +1,4 @@
-"""``init_process_group("ddl")`` in every way that torch has, under every launcher; and what happens when a rank is lost."""
+"""Programs call ``init_process_group("ddl")`` in each of torch's ways and under several launchers, and lose a rank."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_store_of_the_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "launcher", ["ddl run", *(pytest.param(one, marks=pytest.mark.long) for one in ("torchrun", "mpich"))]
 )
-def test_every_launcher(launcher: str) -> None:
+def test_launchers(launcher: str) -> None:
     """The ranks are those of the launcher, and ddl is imported only because the group needs it."""
     if launcher == "ddl run":
         text = launch(SIZE, Path(PROGRAM))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 class PointToPoint:
-    """Opens the Gloo group of one process group when it is first needed. All members need not do so at the same time."""
+    """Opens the Gloo group of one process group when it is first needed. The members need not open it at the same time."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self._given = (store, rank, size, timeout)

@@ -34,7 +34,7 @@ class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
         self._handle = handle
         self._outputs = list(outputs)
         self._land = land
-        self._landing = threading.Lock()
+        self._landing = threading.RLock()  # a signal handler may call ``wait`` while this thread copies
         self._timeout = timeout
         self._future: Any = None
 
@@ -83,8 +83,9 @@ class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
         """
         if self._future is None:
             ended: Any = torch.futures.Future()
-            # An error must come from a callback. ``set_exception`` of a future keeps the error in Python, as a value
-            # that torch's own code (DistributedDataParallel) takes for the outputs, which ends the process.
+            # ``set_exception`` would make the exception object the value of the future in torch's C++ code.
+            # DistributedDataParallel would use this value as tensors, and the process would crash. If a callback raises
+            # an error, it is an error in C++, too.
             self._future = ended.then(self._landed)
             self._handle.then(partial(ended.set_result, None))  # on the thread that ends the operation
         return self._future
@@ -140,7 +141,7 @@ class Works(dist.Work):  # type: ignore[misc]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         for work in self._works:
-            work.wait()
+            work.wait(timeout)
         return True
 
     def synchronize(self) -> None:
