@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddlcore.api.ending import at_end_of_main_thread, at_exit, shut_down
@@ -27,7 +27,7 @@ from ddlcore.types import Placement
 if TYPE_CHECKING:
     from ddlcore.contracts.cluster import RankInfo
 
-__all__ = ["enter_world", "init"]
+__all__ = ["begin", "enter_world", "init"]
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
@@ -46,6 +46,13 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     ValueError for invalid arguments, and ReentrantCall if a signal handler calls this in the middle of ``init`` or
     ``shutdown``, or a finalizer on one of ddl's own threads.
     """
+    begin(comm, process_sets, os.environ)
+
+
+def begin(
+    comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None, environ: Mapping[str, str]
+) -> None:
+    """Do what ``init`` does, with the settings in ``environ``."""
     if is_initialized():
         return
     _refuse_children()
@@ -57,7 +64,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     changing.refuse("init()")
     with changing:
         if not is_initialized():
-            _init(comm, process_sets)
+            _init(comm, process_sets, environ)
 
 
 def enter_world(job: Job) -> None:
@@ -69,12 +76,14 @@ def enter_world(job: Job) -> None:
         _start(job)
 
 
-def _init(comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
+def _init(
+    comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None, environ: Mapping[str, str]
+) -> None:
     if PROCESS.pid != os.getpid():
         PROCESS.pid = os.getpid()
         atexit.register(at_exit)
         before_threads_are_joined(at_end_of_main_thread)
-    _start(_make_job(comm))
+    _start(_make_job(comm, environ))
     Environment.mark_children(True, external=PROCESS.external_rank is not None)
     if process_sets is not None and process_sets != "dynamic":
         _register(process_sets)
@@ -117,11 +126,11 @@ def _refuse_children() -> None:
         )
 
 
-def _make_job(comm: Any) -> Job:
+def _make_job(comm: Any, environ: Mapping[str, str]) -> Job:
     environment = Environment.read()
     registry = None
     if environment is None and PROCESS.external_rank is None:
-        PROCESS.external_rank, registry = detect(os.environ)
+        PROCESS.external_rank, registry = detect(environ)
     external_rank = PROCESS.external_rank
     launched: Placement | RankInfo = Placement(0, (0,))
     if environment is not None:
@@ -131,7 +140,7 @@ def _make_job(comm: Any) -> Job:
     if environment is not None and environment.elastic:
         if comm is not None:
             raise InvalidArgument("init: an elastic job (ddl run --min-np) has one world; leave comm out")
-        before, PROCESS.member = elastic_job(environment)
+        before, PROCESS.member = elastic_job(environment, environ)
         return before
     ranks = None if comm is None else _ranks_of(comm, launched)
     if environment is None and external_rank is None:
@@ -142,7 +151,7 @@ def _make_job(comm: Any) -> Job:
         )
     ordinal = PROCESS.ordinals.get(ranks, 0) + 1
     if environment is not None:
-        job = launched_job(environment, ranks, ordinal)
+        job = launched_job(environment, ranks, ordinal, environ)
     else:
         assert external_rank is not None
         job = external_rank.job(ranks, ordinal)

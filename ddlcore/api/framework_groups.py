@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddlcore.api.beginning import init
+from ddlcore.api.beginning import begin
 from ddlcore.api.objects import submit_control
 from ddlcore.api.process_set import ProcessSet, change_sets
 from ddlcore.api.world import PROCESS, current_job, is_initialized, rank, size
@@ -39,15 +39,16 @@ def init_as(rank_info: RankInfo, cluster: str, defaults: Mapping[str, str]) -> N
 
     Every rank of ``rank_info.launch`` must call this. ``cluster``: the name of what has given the rank, for messages.
     ``defaults``: values of settings (``{"DDL_STALL_SHUTDOWN_S": "60"}``) for which there is no environment variable. If
-    this process has a rank already, the call is the same as ``init()``. Raises ValueError if that is another rank.
+    ``ddl run`` has started this process, only those settings that a rank reads have an effect; if its job runs already,
+    none has. Raises ValueError if this process has another rank already.
     """
+    environ = {**defaults, **dict(os.environ)}
     if not has_rank() and rank_info.size > 1:
         from ddlcore.process.external_rank import ExternalRank  # imports ZeroMQ, see detection.py
 
-        environ = {**defaults, **dict(os.environ)}
         settings, registry = settings_of(environ, warns=False)
         PROCESS.external_rank = ExternalRank(cluster, rank_info, settings, registry, environ)
-    init()
+    begin(None, None, environ)
     here = (rank(), size())
     if here != (rank_info.rank, rank_info.size):
         raise InvalidArgument(

@@ -8,6 +8,7 @@ ranks. This module does no I/O.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.coordinator.coordinator import Coordinator
@@ -307,7 +308,10 @@ class Sessions:
             self._compression,
             first.join_average,
         )
-        world = RunningWorld(key, coordinator, self._patience, set(key[0]))
+        patience = self._patience
+        if patience.shutdown_s <= 0:  # a rank may have a limit of its own, such as the timeout of its process group
+            patience = replace(patience, shutdown_s=first.stall_shutdown_s)
+        world = RunningWorld(key, coordinator, patience, set(key[0]))
         if free:
             self._searched = world
         for rank in key[0]:

@@ -30,6 +30,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     first_bucket_bytes: int = 0  # only the value of the world's rank 0 is used
     overlap: bool = True  # only the value of the world's rank 0 is used
     join_average: str = "contributors"  # only the value of the world's rank 0 is used
+    stall_shutdown_s: float = 0.0  # only the value of the world's rank 0 is used, unless the launcher has its own
 
 
 class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):

@@ -27,15 +27,18 @@ if TYPE_CHECKING:
     from ddlcore.process.elastic_member import ElasticMember
 
 
-def launched_job(environment: Environment, ranks: tuple[LaunchedRank, ...] | None, ordinal: int) -> Job:
+def launched_job(
+    environment: Environment, ranks: tuple[LaunchedRank, ...] | None, ordinal: int, environ: Mapping[str, str]
+) -> Job:
     """Return the job of this process, which ``ddl run`` has launched. The job is not started yet.
 
     ``environment``: the values that the launcher has passed. ``ranks``: the launched ranks that are in the world; None:
     all of them. ``ordinal``: how many times this rank has asked for a world of these ranks, including this call.
+    ``environ``: the environment variables from which settings are read.
     """
     from ddlcore.control.client import connect  # imports ZeroMQ, which a world of one does not need
 
-    settings, registry = settings_of(os.environ)
+    settings, registry = settings_of(environ)
     launched = environment.placement
     everyone = tuple(map(LaunchedRank, range(launched.size)))
     given = (environment.address, environment.launcher, environment.timeline_dir)
@@ -43,15 +46,16 @@ def launched_job(environment: Environment, ranks: tuple[LaunchedRank, ...] | Non
     return Job(world_place, lambda: connect(environment.job_file, launched.rank), registry, settings)
 
 
-def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
+def elastic_job(environment: Environment, environ: Mapping[str, str]) -> tuple[Job, ElasticMember]:
     """Return two objects for this process of an elastic job: the job before its first world, and the ElasticMember.
 
-    ``environment``: the values that the launcher has passed. The ElasticMember makes this process a member of a world.
+    ``environment``: the values that the launcher has passed. ``environ``: see ``launched_job``. The ElasticMember makes
+    this process a member of a world.
     """
     from ddlcore.control.client import connect
     from ddlcore.process.elastic_member import ElasticMember, JobBeforeWorld  # other jobs do not need this module
 
-    settings, registry = settings_of(os.environ)
+    settings, registry = settings_of(environ)
     launched = environment.placement
 
     def network() -> tuple[Channel, JobStore]:

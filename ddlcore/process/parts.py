@@ -207,7 +207,8 @@ class Parts:
         ranks = () if world_place.elastic else world_place.ranks
         asked = (LaunchedRank(world_place.launched.rank), ranks, world_place.ordinal)
         sizes = (settings.whole("fusion_bytes"), os.getpid(), settings.whole("first_bucket_bytes"))
-        self.outbox.say(Hello(*asked, PROTOCOL, VERSION, *sizes, overlaps, settings.text("join_average")))
+        more = (settings.text("join_average"), settings.number("stall_shutdown_s"))
+        self.outbox.say(Hello(*asked, PROTOCOL, VERSION, *sizes, overlaps, *more))
         timeout_s = settings.number("start_timeout_s")
         if not standing.welcomed.wait(timeout_s):
             self.outbox.say(Bye("gave up waiting in init", waited_s=timeout_s))

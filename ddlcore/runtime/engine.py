@@ -200,9 +200,11 @@ class Engine:
         else:
             self._tensor_queue.flight.done(recorded)
             if bucket.kind is Kind.REMOVE_SET:
-                self._tensor_queue.forget(bucket.result)
+                with self._tensor_queue.lock:
+                    self._tensor_queue.unfinished.forget(bucket.result)
             elif bucket.kind is Kind.JOIN:
-                self._tensor_queue.next_generation()
+                with self._tensor_queue.lock:
+                    self._tensor_queue.unnamed.next_generation()
             self._meter.negotiated += 1
             self._meter.nbytes[bucket.kind] += brought(entries)
             self._deliver(entries, outcomes, bucket.index)

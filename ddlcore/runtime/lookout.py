@@ -154,7 +154,7 @@ class Lookout:
                 self._leave()
                 return
             waits_since_s = math.inf if queue.waits_since_s is None else queue.waits_since_s
-            since_s = min(waits_since_s, next(iter(queue.unnamed.strays.values()), math.inf))
+            since_s = min(waits_since_s, *queue.unnamed.strays.values(), math.inf)
             if since_s == math.inf:
                 return
             usual_s = max((position.usual_s or 0.0 for position in replay.positions), default=0.0)
@@ -176,4 +176,4 @@ class Lookout:
         # The message comes first, so that Ctrl-C after it cannot lose it.
         queue.waits_since_s = None
         queue.conflict = False
-        queue.unnamed.strays = {}
+        queue.unnamed.strays = dict.fromkeys(queue.unnamed.strays, math.inf)  # they still hold up later calls

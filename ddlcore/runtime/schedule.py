@@ -187,8 +187,7 @@ class Replay(Generic[T]):
         is free, the entry waits for one.
         """
         if anonymous:
-            places = self.schedule.anonymous.get((set_id, spec))
-            if not places or self.schedule.buckets[places[0][0]].negotiated:
+            if not self.fits(set_id, spec):
                 return Offer.ALIEN
             self._queues.setdefault((set_id, spec), deque()).append(entry)
             self._refill(set_id, spec)
@@ -202,6 +201,11 @@ class Replay(Generic[T]):
             return Offer.ALIEN
         self.put(self.positions[found[0]], found[1], entry)
         return Offer.TAKEN
+
+    def fits(self, set_id: int, spec: bytes) -> bool:
+        """Return whether the schedule has slots for unnamed calls with ``spec`` that need no negotiation."""
+        places = self.schedule.anonymous.get((set_id, spec))
+        return bool(places) and not self.schedule.buckets[places[0][0]].negotiated
 
     def _refill(self, set_id: int, spec: bytes) -> None:
         """Put the waiting entries of unnamed calls with ``spec`` into the slots for ``spec``.

@@ -112,7 +112,8 @@ class TensorQueue:
         """
         replay = self.replay
         for entry in self.placing:
-            placed = any(entry is one for one in self.unsent) or (replay is not None and replay.holds(entry))
+            waiting = (*self.unsent, *self.unnamed.held)
+            placed = any(entry is one for one in waiting) or (replay is not None and replay.holds(entry))
             # An interrupted ``place_all`` does not tell which entries it has placed. Each entry is therefore looked
             # for, and placed only if it is found nowhere: if it were placed twice, the coordinator would be asked for
             # the same tensor twice.
@@ -149,6 +150,10 @@ class TensorQueue:
             self.unsent += [entry]
             return
         anonymous = entry.name.startswith(ANONYMOUS)
+        held_up = anonymous and self.unnamed.strays and self.unnamed.must_wait(entry)
+        if held_up and replay.fits(entry.set_id, entry.spec_bytes):
+            self.unnamed.held += [entry]
+            return
         offer = replay.offer(entry.set_id, entry.name, anonymous, entry.spec_bytes, entry)
         if offer is Offer.ALIEN:
             self.unsent += [entry]
@@ -173,16 +178,6 @@ class TensorQueue:
         # as well. So the waiting time must be measured for a ready bucket too, or nobody would notice this deadlock.
         if self.waits_since_s is None and (not ready or self.launches):
             self.waits_since_s = time.monotonic()
-
-    def next_generation(self) -> None:
-        """Number unnamed calls from 0 again, because all ranks have joined."""
-        with self.lock:
-            self.unnamed.next_generation()
-
-    def forget(self, set_id: int) -> None:
-        """Forget the idle persistent requests of process set ``set_id``, which has been removed."""
-        with self.lock:
-            self.unfinished.forget(set_id)
 
     # --- the control thread
 
@@ -232,8 +227,14 @@ class TensorQueue:
         with self.lock:
             if self.behind:
                 self.catch_up()
-            self.unnamed.answered(set_id, names)
+            self._answered(set_id, names)
             return [self.unfinished.take(set_id, name) for name in names]
+
+    def _answered(self, set_id: int, names: Sequence[str]) -> None:
+        """Put the unnamed calls into slots that waited for a decision on the tensors ``names``."""
+        for entry in self.unnamed.answered(set_id, names):
+            if not self.frozen:  # otherwise ``enter`` places them
+                self._place(entry)
 
     def fill(self, bucket: Bucket) -> bool:
         """Put the negotiated ``bucket`` into its negotiated slot of the schedule that is replayed, and return True.
@@ -252,7 +253,7 @@ class TensorQueue:
             anonymous = bucket.names[0].startswith(ANONYMOUS)
             if not self.replay.fill(bucket, entries, anonymous, entries[0].spec_bytes):
                 return False
-            self.unnamed.answered(bucket.set_id, bucket.names)
+            self._answered(bucket.set_id, bucket.names)
             if self.waits_since_s is None:
                 self.waits_since_s = time.monotonic()
             self.work.notify()
@@ -287,7 +288,7 @@ class TensorQueue:
         self.unsent = []
         self.conflict = False
         self.waits_since_s = None
-        self.unnamed.strays = {}
+        self.unnamed.strays, self.unnamed.held = {}, []
         for entry in sorted(self.unfinished.pending(), key=order_of):
             self._place(entry)
         if self.unsent:
@@ -469,6 +470,7 @@ class TensorQueue:
             self._closed = True
             self.unfinished.entries.clear()
             self.unsent.clear()
+            self.unnamed.held.clear()
             self.end_replay()
             return [entry for entry in in_flight if id(entry) not in launched]
 

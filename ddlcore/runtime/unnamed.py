@@ -19,6 +19,7 @@ class UnnamedCalls:
         # Unnamed calls that fit in no slot of the schedule, in order, and since when. Other ranks may have another call
         # in their place, and then these are never answered: only the numbers of unnamed calls pair them.
         self.strays: dict[tuple[int, str], float] = {}
+        self.held: list[Entry] = []  # later unnamed calls, in order, that fit in a slot; see ``must_wait``
 
     def number(self, entries: Sequence[Entry]) -> int:
         """Write the number of an unnamed call into the names of its entries, and return the new count of such calls.
@@ -33,10 +34,26 @@ class UnnamedCalls:
             entry.name = f"{ANONYMOUS}{self._generation}.{ordinal}{entry.name[len(ANONYMOUS) :]}"
         return ordinal + 1
 
-    def answered(self, set_id: int, names: Iterable[str]) -> None:
-        """Record that the tensors ``names`` are decided on, so that they stray no longer."""
+    def must_wait(self, entry: Entry) -> bool:
+        """Return whether an earlier unnamed call of the same process set strays, so that ``entry`` must get no slot yet.
+
+        If other ranks have made a usual call in the place of the stray, they have made one usual call more than this
+        rank. In slots, their next usual call would be paired with this rank's present one.
+        """
+        number = _number_in(entry.name)
+        return any(set_id == entry.set_id and _number_in(name) < number for set_id, name in self.strays)
+
+    def answered(self, set_id: int, names: Iterable[str]) -> list[Entry]:
+        """Record that the tensors ``names`` are decided on, so that they stray no longer.
+
+        Return the held entries that no stray holds up any more. They are held no longer.
+        """
         for name in names:
             self.strays.pop((set_id, name), None)
+        free = [entry for entry in self.held if not self.must_wait(entry)] if self.held else []
+        if free:
+            self.held = [entry for entry in self.held if self.must_wait(entry)]
+        return free
 
     def next_generation(self) -> None:
         """Number unnamed calls from 0 again, because all ranks have joined.
@@ -52,4 +69,8 @@ def order_of(entry: Entry) -> int:
 
     So the entries of unnamed calls get their slots in the order of these calls.
     """
-    return int(entry.name.rpartition(".")[2].partition("[")[0]) if entry.name.startswith(ANONYMOUS) else -1
+    return _number_in(entry.name) if entry.name.startswith(ANONYMOUS) else -1
+
+
+def _number_in(name: str) -> int:
+    return int(name.rpartition(".")[2].partition("[")[0])

@@ -208,7 +208,7 @@ class _Node:
             if deed.label not in self.lacking:
                 self._submit(deed.label, 0, [("join", self.world.join_spec)])
                 return
-            self.tensor_queue.next_generation()
+            self.tensor_queue.unnamed.next_generation()
         elif isinstance(deed, Call):
             self._submit(deed.label, deed.set_id, deed.tensors)
         elif isinstance(deed, Wait):

@@ -81,3 +81,50 @@ def test_a_further_call_may_come_late(backend: str) -> None:
         return int(job.stats()["buckets_replayed"] - before)
 
     assert run(train, backend) == [STEPS] * 3
+
+
+@BACKENDS
+def test_calls_after_an_unanswered_one_are_not_paired_with_those_of_other_ranks(backend: str) -> None:
+    """One rank makes another call without waiting for it, and goes on.
+
+    The others' usual call in its place is a mismatch, and each later call meets the call with the same number, as it
+    does outside of replay. Rank 1 got the sum of its next call and the others' present one: a result before the
+    mismatch was found. Each value tells its step.
+    """
+
+    def train(rank: int, job: Job) -> list[float | str]:
+        for _ in range(STEPS):
+            assert total(4) == 3
+        odd = ddl.allreduce_async(np.zeros(5), op=ddl.Sum) if rank == 1 else None
+        seen: list[float | str] = []
+        for step in range(100, 103):
+            try:
+                seen.append(float(ddl.allreduce(np.full(4, float(step)), op=ddl.Sum)[0]))
+            except MismatchError:
+                seen.append("mismatch")
+        if odd is None:
+            return [*seen, total(4)]
+        with pytest.raises(MismatchError):
+            odd.wait()
+        return ["mismatch", *seen]
+
+    # The others' steps 101 and 102 meet rank 1's 100 and 101, and their last call, of 1.0, meets rank 1's 102.
+    assert run(train, backend) == [["mismatch", 302.0, 305.0, 104.0]] * 3
+
+
+@BACKENDS
+def test_calls_after_one_that_needs_an_answer_keep_their_order(backend: str) -> None:
+    """Gathers whose sizes change are answered by the coordinator each time; the calls between them have slots."""
+
+    def train(rank: int, job: Job) -> int:
+        for step in range(4 * STEPS):
+            sizes = [1 + (step + other) % 3 for other in range(3)]
+            gathers = [ddl.allgather_async(np.full(sizes[rank], float(step))) for _ in range(2)]
+            sums = [ddl.allreduce_async(np.full(4, float(step + i)), op=ddl.Sum) for i in range(2)]
+            gathers += [ddl.allgather_async(np.full(sizes[rank], float(-step)))]
+            assert [float(one.wait()[0]) for one in sums] == [3.0 * step, 3.0 * (step + 1)]
+            for one, value in zip(gathers, (step, step, -step)):
+                assert one.wait().tolist() == [float(value)] * sum(sizes)
+        return int(job.stats()["buckets_replayed"])
+
+    assert min(run(train, backend)) > STEPS

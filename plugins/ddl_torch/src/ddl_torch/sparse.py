@@ -39,6 +39,11 @@ class SparseHandle:
         """Return whether ``wait`` would return or raise immediately."""
         return self._indices.poll() and self._values.poll()
 
+    @property
+    def in_flight(self) -> tuple[Waitable, Waitable]:
+        """The handles of the two operations of which this operation consists."""
+        return self._values, self._indices
+
     def wait(self) -> torch.Tensor:
         """Wait for the operation and return the reduced tensor. Raises the error of the operation.
 

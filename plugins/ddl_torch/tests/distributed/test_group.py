@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from ddl_torch.distributed import work
 from ddl_torch.distributed.group import DdlProcessGroup
+from ddl_torch.distributed.work import DoneWork, Works
 
 from ddlcore import api
 from ddlcore.errors import DeadlineExceeded, MismatchError
@@ -116,6 +117,41 @@ def test_sparse_tensors(op: Any) -> None:
     wanted = torch.tensor([2.0, 2.0, 8.0, 0.0]) / (2 if op == OP.AVG else 1)
     for tensor in run(2, play):
         assert torch.equal(tensor, wanted)
+
+
+def test_an_allreduce_of_sparse_tensors_may_be_waited_for_later() -> None:
+    """The call returns before the other rank has made it, also if only the future is used, as by a hook of a model."""
+    late = threading.Event()
+
+    def play(group: DdlProcessGroup, rank: int) -> torch.Tensor:
+        tensor = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.tensor([1.0]), (2,), check_invariants=True)
+        if rank == 1:
+            assert late.wait(60)
+        work = group.allreduce([tensor], options(reduceOp=OP.SUM))
+        assert rank == 1 or not work.is_completed()
+        late.set()
+        (reduced,) = work.get_future().wait()
+        assert reduced is tensor and work.is_success()
+        return tensor.to_dense()
+
+    assert [one.tolist() for one in run(2, play)] == [[1.0, 1.0]] * 2
+
+
+def test_the_future_of_several_works_has_the_error_of_the_one_that_failed() -> None:
+    class Failed(DoneWork):
+        def get_future(self) -> Any:
+            def fail(_: Any) -> None:
+                raise RuntimeError("rank 7 is lost")
+
+            ended: Any = torch.futures.Future()
+            ended.set_result(None)
+            return ended.then(fail)
+
+    landed: list[Any] = []
+    future = Works([DoneWork(), Failed()], [], landed.append).get_future()
+    with pytest.raises(RuntimeError, match="rank 7 is lost"):
+        future.wait()
+    assert not landed
 
 
 def test_a_reduce_scatter_of_unequal_parts() -> None:

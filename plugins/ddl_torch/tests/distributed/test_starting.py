@@ -141,3 +141,10 @@ def test_the_others_raise_an_error_that_says_why(ends: str, tmp_path: Path) -> N
         assert float(raised) - float(when) < 2.0 * float(os.environ.get("DDL_TEST_PATIENCE", "1"))
     else:
         assert "MismatchError: " in error, error
+
+
+def test_the_timeout_of_the_group_ends_a_job_of_ddl_run() -> None:
+    """DistributedDataParallel waits by futures, which have no time limit; ``ddl run`` itself has none by default, either."""
+    text = launch(SIZE, Path(PROGRAM), "--ends", "sleeps", "--timeout-s", "3", check=False)
+    errors = re.findall(r"at [\d.]+ (\w+: .*)", text)
+    assert any("stalled for more than 3 s" in error and "not on rank 1" in error for error in errors), text

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def begin(method: str, rank: int, size: int) -> None:
+def begin(method: str, rank: int, size: int, timeout_s: float) -> None:
     """Initialize torch.distributed by ``method``: env, tcp://…, file://… or store:FILE."""
-    patience = timedelta(seconds=60)
+    patience = timedelta(seconds=timeout_s)
     kind, _, where = method.partition(":")
     if kind == "env":
         dist.init_process_group("ddl", timeout=patience)
@@ -54,7 +54,7 @@ def collectives() -> str:
 
 
 def train(ends: str) -> None:
-    """Train by DistributedDataParallel until ``ends`` happens to rank 1: it is killed, or it makes another call."""
+    """Train by DistributedDataParallel until ``ends`` happens to rank 1: it is killed, makes another call, or sleeps."""
     rank = dist.get_rank()
     model = DistributedDataParallel(nn.Linear(100, 100))
     for step in range(10_000):
@@ -62,6 +62,8 @@ def train(ends: str) -> None:
             print(f"at {time.time():.3f} {ends}", flush=True)
             if ends == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if ends == "sleeps":
+                time.sleep(300)
             dist.all_reduce(torch.zeros(3))
         model(torch.ones(4, 100)).sum().backward()
 
@@ -72,9 +74,10 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--size", type=int, default=-1)
     parser.add_argument("--ends", help="train until then")
+    parser.add_argument("--timeout-s", type=float, default=60.0, help="timeout of the group")
     args = parser.parse_args()
     for method in args.method if isinstance(args.method, list) else [args.method]:
-        begin(method, args.rank, args.size)
+        begin(method, args.rank, args.size, args.timeout_s)
         print(collectives(), flush=True)
         if args.ends:
             try:

@@ -12,7 +12,7 @@ from ddl_torch.distributed.arguments import copies_back, dense_of, one_of, op_of
 from ddl_torch.distributed.described import DescribedGroup
 from ddl_torch.distributed.layout import joined, lands_in
 from ddl_torch.distributed.reductions import bitwise, reduction
-from ddl_torch.distributed.work import DoneWork, together
+from ddl_torch.distributed.work import Works, together
 from ddl_torch.sparse import sparse_allreduce_async
 from ddlcore.errors import InvalidArgument
 
@@ -27,7 +27,7 @@ class ReducingGroup(DescribedGroup):
         tensor, op = one_of(tensors), op_of(opts)
         self._number += 1
         if tensor.layout is not torch.strided:
-            return self._sparse(tensor, op)
+            return self._sparse(tensor, op, opts)
         how = reduction(op)
         if how is None:
             return self._bitwise(tensor, op, opts)
@@ -48,14 +48,17 @@ class ReducingGroup(DescribedGroup):
         )
         return self._work(handle, tensors, copies_back(tensors, dense), opts)
 
-    def _sparse(self, tensor: torch.Tensor, op: Any) -> Any:
+    def _sparse(self, tensor: torch.Tensor, op: Any, opts: Any) -> Any:
         how = reduction(op)
         if how is None or how.factor != 1.0:
             raise InvalidArgument("an allreduce of sparse tensors is a SUM or an AVG")
         reduced = sparse_allreduce_async(tensor, None, how.op, process_set=self._set)
-        with torch.no_grad():
-            tensor.copy_(reduced.wait().coalesce())
-        return DoneWork([tensor])
+
+        def land(_: Any) -> None:
+            with torch.no_grad():
+                tensor.copy_(reduced.wait().coalesce())
+
+        return Works([self._work(handle, [], None, opts) for handle in reduced.in_flight], [tensor], land)
 
     def _bitwise(self, tensor: torch.Tensor, op: Any, opts: Any) -> Any:
         rows = tensor.detach().contiguous().unsqueeze(0)

@@ -16,6 +16,22 @@ from ddlcore.api import Handle
 GRACE_S = 5.0  # the error that names the missing ranks comes after the group's timeout, and from the coordinator
 
 
+class _Landing:
+    """Copies the results of an operation to the tensors that it could not write itself, once, on any thread."""
+
+    def __init__(self, land: Callable[[Any], None] | None) -> None:
+        self._land = land
+        self._lock = threading.RLock()  # a signal handler may call ``wait`` while this thread copies
+
+    def __call__(self, result: Any) -> None:
+        """Copy ``result``, and return when it has been copied. Another thread may be copying it already."""
+        if self._land is not None:
+            with self._lock:
+                if self._land is not None:
+                    self._land(result)  # again if a signal interrupts it: a copy does no harm twice
+                    self._land = None
+
+
 class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
     """An operation in flight. Any thread may wait for it, for at most ``timeout`` or what ``wait`` is given.
 
@@ -33,8 +49,7 @@ class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
         super().__init__()
         self._handle = handle
         self._outputs = list(outputs)
-        self._land = land
-        self._landing = threading.RLock()  # a signal handler may call ``wait`` while this thread copies
+        self._land = _Landing(land)
         self._timeout = timeout
         self._future: Any = None
 
@@ -44,12 +59,7 @@ class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
         Raises DeadlineExceeded if it has not ended after ``timeout``; 0 or None means the timeout of the call or group.
         """
         limit_s = timeout.total_seconds() if timeout else self._timeout.total_seconds() + GRACE_S
-        result = self._handle.wait(limit_s)
-        if self._land is not None:
-            with self._landing:  # so that no other thread copies any more when ``wait`` returns
-                if self._land is not None:
-                    self._land(result)  # again if a signal interrupts it: a copy does no harm twice
-                    self._land = None
+        self._land(self._handle.wait(limit_s))
         return True
 
     def synchronize(self) -> None:
@@ -132,23 +142,29 @@ def together(works: Sequence[Any], outputs: Any) -> Any:
 
 
 class Works(dist.Work):  # type: ignore[misc]
-    """Several works that are waited for together."""
+    """Several works that are waited for together. ``land`` is called once when all have ended, see DdlWork."""
 
-    def __init__(self, works: Sequence[Any], outputs: Any) -> None:
+    def __init__(self, works: Sequence[Any], outputs: Any, land: Callable[[Any], None] | None = None) -> None:
         super().__init__()
         self._works = list(works)
         self._outputs = list(outputs)
+        self._land = _Landing(land)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         for work in self._works:
             work.wait(timeout)
+        self._land(None)
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        if not all(work.is_completed() for work in self._works):
+            return False
+        if self.exception() is None:
+            self.wait()
+        return True
 
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
@@ -160,5 +176,9 @@ class Works(dist.Work):  # type: ignore[misc]
         return self._outputs
 
     def get_future(self) -> Any:
-        collected = torch.futures.collect_all([work.get_future() for work in self._works])
-        return collected.then(lambda _: self._outputs)
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(self._landed)
+
+    def _landed(self, ended: Any) -> Any:
+        ended.wait()  # raises the error of a work that has failed
+        self._land(None)
+        return self._outputs
