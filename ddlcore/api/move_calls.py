@@ -13,28 +13,42 @@ from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.types import Buffer, Kind
 
-__all__ = ["allgather", "alltoall", "broadcast", "broadcast_spec", "one_for_each", "splits_of"]
+__all__ = [
+    "allgather",
+    "allgather_spec",
+    "alltoall",
+    "alltoall_spec",
+    "broadcast",
+    "broadcast_spec",
+    "one_for_each",
+    "splits_of",
+]
 
 
 def allgather(
-    call: VerbCall, tensors: Sequence[Any], named_as: Kind, sparse: bool, outputs: Sequence[Any] | None = None
+    call: VerbCall,
+    tensors: Sequence[Any],
+    named_as: Kind,
+    sparse: bool,
+    outputs: Sequence[Any] | None = None,
+    part_of: str = "",
 ) -> Handle:
     """Start an allgather of each of ``tensors``; see ``Operations.grouped_allgather_async``.
 
-    ``named_as``: the kind in the tensors' names in messages.
+    ``named_as``: the kind in the tensors' names in messages. ``part_of``: see Spec.
     """
     given = one_for_each(outputs, tensors)
     sources = call.sources_with_rows(tensors, "allgather")
     device = call.device(sources, "allgather", sparse)
     names = call.names(named_as, len(tensors))
-    how: Any = {"device": device, "group": 0 if call.single else len(tensors)}
+    group = 0 if call.single else len(tensors)
     rows = [(source.shape[0],) for source in sources]
     targets = [
         row_target(call.adapter, output, source, source.shape[0] * len(call.ranks), "allgather")
         for output, source in zip(given, sources)
     ]
     specs = [
-        Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], element=source.element, rows=equal, **how)
+        allgather_spec(source, device, group, equal, part_of)
         for source, equal in zip(sources, [None] * len(rows) if outputs is None else rows)
     ]
 
@@ -47,6 +61,15 @@ def allgather(
         return gathered[0] if call.single else gathered
 
     return call.submit(names, specs, sources, targets, finish, [*tensors, *given], rows)
+
+
+def allgather_spec(source: Buffer, device: str, group: int, rows: tuple[int, ...] | None, part_of: str = "") -> Spec:
+    """Return the description of an allgather of the tensor in ``source``.
+
+    ``group``: the number of tensors of a grouped call, or 0. ``rows``: those of every rank, if they are equal.
+    """
+    how: Any = {"device": device, "group": group, "element": source.element, "rows": rows, "part_of": part_of}
+    return Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], **how)
 
 
 def one_for_each(outputs: Sequence[Any] | None, tensors: Sequence[Any]) -> Sequence[Any]:
@@ -80,8 +103,10 @@ def broadcast_spec(source: Buffer, root_rank: int, device: str) -> Spec:
     return Spec(Kind.BROADCAST, source.dtype, source.shape, root=root_rank, **how)
 
 
-def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None, output: Any = None) -> Handle:
-    """Start an alltoall of ``tensor``; see ``Operations.alltoall_async``."""
+def alltoall(
+    call: VerbCall, tensor: Any, splits: Sequence[int] | None, output: Any = None, part_of: str = ""
+) -> Handle:
+    """Start an alltoall of ``tensor``; see ``Operations.alltoall_async``. ``part_of``: see Spec."""
     sources = call.sources_with_rows([tensor], "alltoall")
     (source,) = sources
     sent = splits_of(splits, source.shape[0], len(call.ranks))
@@ -89,7 +114,7 @@ def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None, output: 
     names = call.names(Kind.ALLTOALL, 1)
     equal = sent if output is not None and splits is None else None
     target = row_target(call.adapter, output, source, None if equal is None else source.shape[0], "alltoall")
-    spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device, element=source.element, rows=equal)
+    spec = alltoall_spec(source, device, equal, part_of)
     me = call.ranks.index(call.job.rank)
 
     def finish(outcomes: Sequence[Outcome | None]) -> Any:
@@ -100,6 +125,12 @@ def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None, output: 
         return result, received
 
     return call.submit(names, [spec], sources, [target], finish, [tensor, output], [sent])
+
+
+def alltoall_spec(source: Buffer, device: str, rows: tuple[int, ...] | None, part_of: str = "") -> Spec:
+    """Return the description of an alltoall of the tensor in ``source``. ``rows``: see ``allgather_spec``."""
+    how: Any = {"device": device, "element": source.element, "rows": rows, "part_of": part_of}
+    return Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], **how)
 
 
 def splits_of(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:

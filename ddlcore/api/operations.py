@@ -187,6 +187,7 @@ class Operations:
         waits: bool = False,
         stage_on_host: bool = False,
         output: Any = None,
+        part_of: str = "",
     ) -> Handle:
         """Start an allgather, and return its handle. The result is all tensors concatenated in the order of the ranks.
 
@@ -196,10 +197,11 @@ class Operations:
         any shape with as many elements as the result, and this rank's tensor may be a part of it. ``reduces``: the caller
         makes this allgather instead of an allreduce with the same ``name``. In messages, the allgather then has the name
         of an allreduce. So if another rank calls the allreduce, the names are equal and ddl detects a mismatch.
+        ``part_of``: see ``persistent_allreduce``.
         """
         call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
         outputs = None if output is None else [output]
-        return allgather(call, [tensor], Kind.ALLREDUCE if reduces else Kind.ALLGATHER, sparse, outputs)
+        return allgather(call, [tensor], Kind.ALLREDUCE if reduces else Kind.ALLGATHER, sparse, outputs, part_of)
 
     def grouped_allgather_async(
         self,
@@ -296,6 +298,7 @@ class Operations:
         waits: bool = False,
         stage_on_host: bool = False,
         output: Any = None,
+        part_of: str = "",
     ) -> Handle:
         """Start an alltoall, and return its handle: send ``splits[r]`` rows of ``tensor`` to rank r of the process set.
 
@@ -303,10 +306,10 @@ class Operations:
         this rank has received, and a list with the number of rows from each rank. ``output``: the tensor to which the
         received rows are written; None: they are a new tensor. If a rank gives an ``output`` and no ``splits``, all
         ranks must do so, and their tensors must have the same shape. If the received rows do not fill ``output``, the
-        operation fails on this rank (TransportError).
+        operation fails on this rank (TransportError). ``part_of``: see ``persistent_allreduce``.
         """
         call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
-        return alltoall(call, tensor, splits, output)
+        return alltoall(call, tensor, splits, output, part_of)
 
     def alltoall(
         self,

@@ -154,6 +154,7 @@ class Job:
         self.start_request: Callable[..., None] = parts.submission.start_request
         self.start_all: Callable[..., None] = parts.submission.start_all
         self.start_and_wait: Callable[..., None] = parts.engine.user_threads.start_and_wait
+        self.run_unnamed: Callable[..., bool] = parts.engine.user_threads.run_unnamed
         self.check_stall: Callable[[float], float] = parts.lookout.check_stall
         self.members = parts.sets.members
         self.context = parts.sets.context

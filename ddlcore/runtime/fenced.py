@@ -134,10 +134,11 @@ class FencedPersistentRequest(PersistentRequest):
         super().wait()
         return self.event
 
-    def wait(self) -> None:
+    def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the operation's work is queued on the device. Raises the operation's error if it failed.
 
-        The calling thread's current stream runs its further work only after the result is complete.
+        The calling thread's current stream runs its further work only after the result is complete. There is no time
+        limit.
         """
         event = self.arrive()
         if event is not None:

@@ -160,14 +160,14 @@ class Replay(Generic[T]):
         self.next = self._start = start  # the place of the next bucket
         self.negotiated_slots: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
         self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous entries that wait for a slot
-        self._turn: dict[tuple[int, bytes], int] = {}  # how many anonymous entries got a slot
+        self.turns: dict[tuple[int, bytes], int] = {}  # how many anonymous entries got a slot
         self.next, self.current, self.paused = self._from(start)
         self.turned = False
         if until >= 0:
             self.turn_at = self._period_end(self.next)
         for key, places in schedule.anonymous.items():  # count the calls of this period that had run before ``start``
             done = sum(1 for position, _ in places if self._is_behind(position))
-            self._turn[key] = done
+            self.turns[key] = done
 
     def slot(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
         """Return the slot of the tensor ``name``: the position of its bucket, and the slot's number in that bucket.
@@ -205,7 +205,15 @@ class Replay(Generic[T]):
     def fits(self, set_id: int, spec: bytes) -> bool:
         """Return whether the schedule has slots for unnamed calls with ``spec`` that need no negotiation."""
         places = self.schedule.anonymous.get((set_id, spec))
-        return bool(places) and not self.schedule.buckets[places[0][0]].negotiated
+        return places is not None and not self.schedule.buckets[places[0][0]].negotiated
+
+    def is_next(self, set_id: int, spec: bytes) -> bool:
+        """Return whether the next bucket is the one in which an unnamed call with ``spec`` gets its slot now."""
+        turn = self.turns.get((set_id, spec))
+        if turn is None or self._queues.get((set_id, spec)):
+            return False
+        places = self.schedule.anonymous[set_id, spec]
+        return places[turn % len(places)] == (self.current.index, 0) and not self.current.planned.negotiated
 
     def _refill(self, set_id: int, spec: bytes) -> None:
         """Put the waiting entries of unnamed calls with ``spec`` into the slots for ``spec``.
@@ -216,7 +224,7 @@ class Replay(Generic[T]):
         queue = self._queues.get((set_id, spec))
         places = self.schedule.anonymous[set_id, spec]
         while queue:
-            index, i = places[self._turn[set_id, spec] % len(places)]
+            index, i = places[self.turns[set_id, spec] % len(places)]
             position = self.positions[index]
             if position.entries[i] is not None:
                 return
@@ -225,7 +233,7 @@ class Replay(Generic[T]):
             position.entries[i] = queue[0]
             position.missing -= 1
             self.filled += 1
-            self._turn[set_id, spec] += 1
+            self.turns[set_id, spec] += 1
             queue.popleft()
 
     def refill(self) -> None:

@@ -17,7 +17,7 @@ from ddlcore.runtime.events import NO_EVENTS, Events
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.pauses import Pauses
 from ddlcore.runtime.reentry import Lock
-from ddlcore.runtime.request import ANONYMOUS, IDLE, PENDING, Entry, PersistentRequest
+from ddlcore.runtime.request import ANONYMOUS, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch, Offer, Replay
 from ddlcore.runtime.unfinished import Unfinished
 from ddlcore.runtime.unnamed import UnnamedCalls, order_of
@@ -60,8 +60,8 @@ class TensorQueue:
         self.unfinished = Unfinished()
         self.unnamed = UnnamedCalls()
         self.flight = flight if flight is not None else Flight(0)
-        self._recent, self._recent_mask = self.flight.launches, self.flight.mask
-        self._launched = 0
+        self.recent, self.recent_mask = self.flight.launches, self.flight.mask
+        self.launched = 0
         # Launched, but neither delivered nor put back yet, by number. Single operations on a dict cannot interfere with
         # each other, so the engine removes a launch without the lock.
         self.launches: dict[int, Launch[Entry]] = {}
@@ -311,7 +311,7 @@ class TensorQueue:
         position = replay.current
         if runner and position.resumable is None:
             return None
-        number = self._launched + 1
+        number = self.launched + 1
         usual_s = None
         now_s = time.monotonic()
         at_ns = int(now_s * 1e9)
@@ -336,9 +336,9 @@ class TensorQueue:
             replay.turned = True
             replay.turn_at = turn_at
             self.behind = True
-        self._launched = number
+        self.launched = number
         self.launches[number] = launch
-        self._recent[number & self._recent_mask] = (number, launch.place, position.planned, at_ns)
+        self.recent[number & self.recent_mask] = (number, launch.place, position.planned, at_ns)
         if usual_s is not None:
             position.usual_s = usual_s
             self.usual_s[position.index] = usual_s
@@ -350,60 +350,6 @@ class TensorQueue:
             self.running = runner
         if launch.bucket is not None:
             replay.take_negotiated_slot(position)
-        if self.behind:
-            self.catch_up()
-        return launch
-
-    def launch_alone(
-        self, runner: int, alone: PersistentRequest, address: int, owner: object, at_ns: int
-    ) -> Launch[Entry] | None:
-        """Start an idle request and launch its bucket in one step, if the request is alone in the next bucket.
-
-        If that is impossible, return None and start nothing. ``alone`` is started on the tensor at ``address``, whose
-        memory ``owner`` keeps alive. ``at_ns`` is the present time. For the rest see ``launch``.
-        """
-        if self.behind:
-            self.catch_up()
-        replay = self.replay
-        if replay is None:
-            return None
-        position = replay.current
-        if (
-            alone.position is not position
-            or alone.replay is not self.open
-            or alone.state != IDLE
-            or position.missing != 1
-            or len(position.entries) != 1
-            or position.resumable is None
-        ):
-            return None
-        number = self._launched + 1
-        observed = self.completion.observed
-        waits_since_s = None
-        if replay.filled or (replay.negotiated_slots and replay.filled_negotiated_slots):  # mostly neither: no call
-            waits_since_s = time.monotonic()
-        launch, _, following, current, paused, turn_at = replay.step(number, alone)
-        # Nothing from here on calls a function, see ``launch``. The slot stays empty, because the launch has the entry.
-        alone.stamp = observed
-        alone.state = PENDING
-        alone.error = None
-        alone.source.address = address
-        alone.source.owner = owner
-        alone.starts += 1
-        replay.launched[position.set_id] = launch.place
-        replay.next = following
-        replay.current = current
-        replay.paused = paused
-        if turn_at >= 0:
-            replay.turned = True
-            replay.turn_at = turn_at
-            self.behind = True
-        self._launched = number
-        self.launches[number] = launch
-        self._recent[number & self._recent_mask] = (number, launch.place, position.planned, at_ns)
-        self.waits_since_s = waits_since_s
-        self.own = launch
-        self.running = runner
         if self.behind:
             self.catch_up()
         return launch
@@ -437,6 +383,7 @@ class TensorQueue:
         """Make the entries of the void bucket ``launch`` pending again. Return False if the tensor queue is closed."""
         with self.lock:
             del self.launches[launch.number]
+            self.unnamed.readmit(launch.entries or (), self.unfinished)
             return not self._closed
 
     def delivered(self, launch: Launch[Entry]) -> None:

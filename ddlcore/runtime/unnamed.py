@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddlcore.runtime.request import ANONYMOUS, Entry
+from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, PersistentRequest
+from ddlcore.runtime.unfinished import Unfinished
 
 
 class UnnamedCalls:
@@ -20,6 +21,7 @@ class UnnamedCalls:
         # in their place, and then these are never answered: only the numbers of unnamed calls pair them.
         self.strays: dict[tuple[int, str], float] = {}
         self.held: list[Entry] = []  # later unnamed calls, in order, that fit in a slot; see ``must_wait``
+        self.readmitted: list[PersistentRequest] = []  # see ``readmit``
 
     def number(self, entries: Sequence[Entry]) -> int:
         """Write the number of an unnamed call into the names of its entries, and return the new count of such calls.
@@ -33,6 +35,27 @@ class UnnamedCalls:
         for entry in entries:
             entry.name = f"{ANONYMOUS}{self._generation}.{ordinal}{entry.name[len(ANONYMOUS) :]}"
         return ordinal + 1
+
+    def next_name(self, set_id: int) -> str:
+        """Return the name of the next unnamed call of one tensor. The caller must increase ``counts[set_id]``."""
+        return f"{ANONYMOUS}{self._generation}.{self.counts.setdefault(set_id, 0)}"
+
+    def readmit(self, entries: Iterable[Entry], unfinished: Unfinished) -> None:
+        """Record the requests among ``entries`` as unfinished that were started by ``launch_unnamed``, under their names.
+
+        Their bucket is void, so their calls are requested again, or get another slot.
+        """
+        for entry in entries:
+            if isinstance(entry, PersistentRequest) and entry.name.startswith(ANONYMOUS):
+                unfinished.requests[entry.set_id, entry.name] = entry
+                self.readmitted.append(entry)
+
+    def forget_readmitted(self, unfinished: Unfinished) -> None:
+        """Remove the requests that ``readmit`` has recorded and that have ended: their names are never used again."""
+        for entry in self.readmitted:
+            if entry.state == IDLE:
+                unfinished.requests.pop((entry.set_id, entry.name), None)
+        self.readmitted = [entry for entry in self.readmitted if entry.state != IDLE]
 
     def must_wait(self, entry: Entry) -> bool:
         """Return whether an earlier unnamed call of the same process set strays, so that ``entry`` must get no slot yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.delivery import Deliver, void
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.landing import Landing
+from ddlcore.runtime.launching_alone import LaunchingAlone, launch_alone, launch_unnamed
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.ranges import Ranges, title
@@ -21,7 +23,7 @@ from ddlcore.runtime.request import IDLE, Entry, PersistentMove, PersistentReque
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
-from ddlcore.runtime.waiter import Waited
+from ddlcore.runtime.waiter import Until, Waited
 
 
 class UserThreads:
@@ -89,33 +91,58 @@ class UserThreads:
         locked section launches the bucket, one call of the transport runs it, and one locked section completes it. Few
         lines of code matter here: after a pause the CPU caches are cold, so every line takes about ten times as long.
         """
+        ended = self._run_alone(launch_alone, entry, address, owner, entry)
+        if ended is None:
+            self._submission.start_request(entry, address, owner, True)
+        if not ended:
+            entry.wait()
+
+    def run_unnamed(
+        self, entry: PersistentRequest, address: int, owner: object, timeout_s: float | None = None
+    ) -> bool:
+        """Make a call without a name by ``entry``, and wait for its end, if it is the next bucket of the schedule.
+
+        Return whether that is so; if not, nothing has happened. For ``address`` and ``owner`` see ``start_and_wait``.
+        Raises the error of the operation, and DeadlineExceeded if it has not ended after ``timeout_s`` seconds; it goes
+        on then.
+        """
+        until = entry if timeout_s is None else Until(entry, time.monotonic() + timeout_s)
+        ended = self._run_alone(launch_unnamed, entry, address, owner, until)
+        if ended is False:
+            entry.wait(timeout_s)
+        return ended is not None
+
+    def _run_alone(
+        self, launching: LaunchingAlone, entry: PersistentRequest, address: int, owner: object, until: Waited
+    ) -> bool | None:
+        """Launch the bucket of ``entry`` by ``launching``, and run it while ``until`` is pending.
+
+        Return whether ``entry`` has ended; None if nothing could be launched.
+        """
         me = get_ident()
         tensor_queue = self._tensor_queue
         if tensor_queue.running == me or me in self.own_threads or tensor_queue.lock.held():
             raise reentrant("an allreduce")
-        if self._events.on:
-            self._events.submitted((entry,), True)
         begun_ns = now_ns()
         try:
             with tensor_queue.lock:
-                if tensor_queue.behind:
-                    tensor_queue.catch_up()
-                launch = None
-                if not tensor_queue.running and not self._agenda.todo:
-                    launch = tensor_queue.launch_alone(me, entry, address, owner, begun_ns)
+                if tensor_queue.running or self._agenda.todo:
+                    return None
+                launch = launching(tensor_queue, me, entry, address, owner, begun_ns)
             if launch is None:
-                self._submission.start_request(entry, address, owner, True)
-            else:
-                deliver = self._run(launch, entry)
-                if deliver is not None and self._land(launch, deliver, begun_ns, True):
-                    return
-                self._let_go()
+                return None
+            if self._events.on:
+                self._events.submitted((entry,), True)
+            deliver = self._run(launch, until)
+            if deliver is not None and self._land(launch, deliver, begun_ns, True):
+                return True
+            self._let_go()
         except BaseException:
             if tensor_queue.running == me:
                 tensor_queue.running = GONE  # first: so it is set even if a second interrupt follows
             self._called_away()
             raise
-        entry.wait()
+        return False
 
     def progress(self, operation: Waited) -> None:
         """Run ready buckets on the calling user thread, which is about to wait for ``operation``.

@@ -46,7 +46,7 @@ class StallCheck(Protocol):
         """
 
 
-class _Until:
+class Until:
     """An operation for which nobody waits any more after the time ``deadline_s`` of time.monotonic."""
 
     __slots__ = ("_deadline_s", "_operation")
@@ -92,7 +92,7 @@ class Waiter:
         since_s = time.monotonic()
         awaited = operation
         if timeout_s is not None:
-            operation = _Until(awaited, since_s + timeout_s)
+            operation = Until(awaited, since_s + timeout_s)
         waiting = self.completion.waiting
         try:
             self._helper.progress(operation)

@@ -313,6 +313,25 @@ def test_an_allreduce_that_a_thread_runs_itself_is_finished_by_the_engine() -> N
     assert each_place(scene) > 15
 
 
+def test_a_call_without_a_name_that_a_thread_runs_itself_is_counted_if_it_is_made() -> None:
+    """It is made once or not at all, and the engine finishes it."""
+
+    def scene(at: int) -> bool:
+        rank = Rank(("",))
+        entry = rank.request(ANONYMOUS)
+        struck = strike(at, lambda: rank.engine.user_threads.run_unnamed(entry, 128, "owner"))
+        made = entry.starts
+        assert made == 1 or struck
+        assert rank.tensor_queue.unnamed.counts.get(0, 0) == made
+        rank.work()
+        assert (entry.pending, entry.source.owner, rank.meter.replayed) == (False, None, made)
+        assert rank.engine.user_threads.run_unnamed(entry, 64, None)
+        assert (entry.name, rank.meter.replayed) == (f"{ANONYMOUS}0.{made}", made + 1)
+        return struck
+
+    assert each_place(scene) > 20
+
+
 def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
     """Persistent requests and those of a grouped call in one bucket, whose names are free again behind it."""
 

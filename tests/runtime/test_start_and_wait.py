@@ -16,6 +16,7 @@ from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
+from ddlcore.runtime.launching_alone import launch_alone
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import PersistentRequest
@@ -80,7 +81,7 @@ def test_who_is_called_away_before_anything_has_changed_may_call_again(monkeypat
     assert not broken
     assert not entry.pending
     with tensor_queue.lock:
-        assert tensor_queue.launch_alone(7, entry, 64, None, 0) is not None
+        assert launch_alone(tensor_queue, 7, entry, 64, None, 0) is not None
 
 
 def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
@@ -109,7 +110,7 @@ def test_what_a_thread_has_run_waits_for_the_end_of_a_freeze() -> None:
     """The bucket is complete, but the ranks freeze: only Drain tells whether it is valid, so the engine keeps it."""
     engine, tensor_queue, entry, _ = ready(Run())
     with tensor_queue.lock:
-        launch = tensor_queue.launch_alone(7, entry, 64, "owner", 0)
+        launch = launch_alone(tensor_queue, 7, entry, 64, "owner", 0)
     assert launch is not None
     assert Epochs(tensor_queue).freeze(1) is not None
     assert not engine.user_threads._land(launch, lambda: [None], 0, True)

@@ -14,6 +14,7 @@ from ddlcore.messages.to_rank import Arranged, Bucket, Planned, Resume
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.launching_alone import launch_alone
 from ddlcore.runtime.lookout import Lookout
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
@@ -148,7 +149,7 @@ def test_a_call_that_is_a_bucket_by_itself_is_started_and_launched_at_once() -> 
     tensor_queue, entry, launch = with_slot()
     launch.position.resumable = Here()
     with tensor_queue.lock:
-        again = tensor_queue.launch_alone(RUNNER, entry, 128, "owner", 0)
+        again = launch_alone(tensor_queue, RUNNER, entry, 128, "owner", 0)
         assert again is not None
         assert (again.place, again.number, list(again.entries or ())) == (1, 2, [entry])
         assert (entry.source.address, entry.source.owner, entry.pending) == (128, "owner", True)
@@ -159,15 +160,15 @@ def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
     tensor_queue, entry, launch = with_slot()
     stranger = PersistentRequest(waiter_of(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     with tensor_queue.lock:
-        assert tensor_queue.launch_alone(RUNNER, stranger, 64, None, 0) is None  # it has no slot
-        assert tensor_queue.launch_alone(RUNNER, entry, 64, None, 0) is None  # nobody has found out how it is run
+        assert launch_alone(tensor_queue, RUNNER, stranger, 64, None, 0) is None  # it has no slot
+        assert launch_alone(tensor_queue, RUNNER, entry, 64, None, 0) is None  # nobody has found out how it is run
         launch.position.resumable = Here()
         entry.state = PENDING
-        assert tensor_queue.launch_alone(RUNNER, entry, 64, None, 0) is None  # it is under way
+        assert launch_alone(tensor_queue, RUNNER, entry, 64, None, 0) is None  # it is under way
         entry.state = IDLE
     assert Epochs(tensor_queue).freeze(1) is not None
     with tensor_queue.lock:
-        assert tensor_queue.launch_alone(RUNNER, entry, 64, None, 0) is None  # nothing is launched any more
+        assert launch_alone(tensor_queue, RUNNER, entry, 64, None, 0) is None  # nothing is launched any more
     assert not tensor_queue.is_ready()
 
 
@@ -212,7 +213,7 @@ def test_a_negotiated_slot_that_waits_behind_a_tensor_is_watched_when_that_is_la
     tensor_queue.delivered(launch)
     gather()  # of the next period, before its x and y
     with tensor_queue.lock:
-        assert tensor_queue.launch_alone(RUNNER, x, 64, None, 0) is not None
+        assert launch_alone(tensor_queue, RUNNER, x, 64, None, 0) is not None
     assert tensor_queue.waits_since_s is not None
 
 

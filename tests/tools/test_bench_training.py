@@ -95,3 +95,28 @@ def test_start_to_end_is_compared() -> None:
     assert done.returncode == 0, done.stderr
     head, line = done.stdout.splitlines()
     assert head.split("  ")[0] == "start to end" and line.split()[2] == "2"
+
+
+@pytest.mark.alone
+@pytest.mark.processes
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_wrappers_of_torch_on_two_backends_are_compared(tmp_path: Path) -> None:
+    """All contenders that communicate come to the same parameters, which the tool checks itself."""
+    command = [sys.executable, "tools/bench_training.py", "--framework", "c10d", "--models", "deep", "--rounds", "2"]
+    files = ["--json", str(tmp_path / "times.json"), "--markdown", str(tmp_path / "page.md")]
+    done = subprocess.run([*command, *files, "--no-check"], cwd=ROOT, capture_output=True, text=True, timeout=380)
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads((tmp_path / "times.json").read_text())["runs"]
+    assert list(run["seconds"]) == [
+        "none",
+        "barrier",
+        "ddp",
+        "ddl",
+        "ddp without communication",
+        "optimizer",
+        "fsdp2 on ddl",
+        "fsdp2 on gloo",
+    ]
+    page = (tmp_path / "page.md").read_text()
+    assert "| deep | fsdp2 on ddl / fsdp2 on gloo |" in page and "<!-- training-c10d: begin -->" in page

@@ -87,7 +87,7 @@ def measure(framework: str, model: str, rounds: int, room: str, terminal: str = 
 
 
 def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, rounds: Iterator[int]) -> Measured:
-    contenders = trainings.contenders
+    contenders, settling = trainings.contenders, FRAMEWORKS[framework].settling
     for contender in contenders.values():
         meet()
         contender.steps(WARM_STEPS)
@@ -102,7 +102,7 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
     for _ in rounds:
         shuffle(order)
         for turn in order:
-            contenders[turn].steps(max(1, steps // WARM_SHARE))
+            contenders[turn].steps(max(settling, steps // WARM_SHARE))
             meet()
             before = ddlcore.stats()
             own[turn].append(contenders[turn].steps(steps))

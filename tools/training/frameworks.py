@@ -31,6 +31,8 @@ class Framework:
     floor: bool = False  # whether the memory passes of an allreduce are measured, too
     messages: float | None = None  # target of ddl's control messages for each replayed step
     environment: Mapping[str, str] = field(default_factory=dict)  # of the ranks, beside one OpenMP thread
+    pairs: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)  # further contenders, compared
+    settling: int = 1  # steps at least of a contender's block that are not timed
 
     def sides(self) -> Any:
         """Return the module with ``trainings``."""
@@ -39,7 +41,9 @@ class Framework:
     @property
     def contenders(self) -> tuple[str, ...]:
         """The contenders, in the order of the tables."""
-        return tuple(name for name in ("none", "barrier", PASSES * self.floor, self.peer, "ddl") if name)
+        others = [name for pair in self.pairs for name in pair]
+        named = ("none", "barrier", PASSES * self.floor, self.peer, "ddl", *others)
+        return tuple(dict.fromkeys(name for name in named if name))
 
     @property
     def marks(self) -> tuple[str, str]:
@@ -60,6 +64,23 @@ FRAMEWORKS = {
             over_none={"wide": 1.25, "deep": 1.30, "gpt": 1.12, "resnet": 1.08},
             over_peer={"wide": 0.65, "deep": 0.75, "gpt": 0.90, "resnet": 1.00, "embedding": 0.40},
             over_barrier=1.10,
+        ),
+        Framework(
+            "c10d",
+            ("torch",),
+            ("wide", "deep", "gpt"),
+            "ddp",
+            "DDP on Gloo",
+            over_none={},
+            over_peer={"wide": 0.70, "deep": 0.70, "gpt": 0.90},
+            messages=0.0,
+            pairs={
+                ("ddp without communication", "none"): {},  # what is left of a step if the backend costs nothing
+                ("ddl", "optimizer"): {"wide": 1.10, "deep": 1.10, "gpt": 1.10},
+                ("fsdp2 on ddl", "fsdp2 on gloo"): {"wide": 0.60, "gpt": 0.85},
+            },
+            environment={"DDL_VERIFY_FIRST_STEP": "0"},  # some contenders do not communicate
+            settling=6,  # calls without names are replayed when their sequence has been repeated
         ),
         Framework(
             "mxnet",

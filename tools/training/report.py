@@ -90,6 +90,7 @@ def ratio_rows(measured: Measured) -> list[Row]:
         (peer, "none"),
         ("barrier", "none"),
         (PASSES, "none"),
+        *framework.pairs,
     )
     pairs = tuple(pair for pair in pairs if all(name in measured.seconds for name in pair))
     spreads = {
@@ -107,6 +108,7 @@ def ratio_rows(measured: Measured) -> list[Row]:
         limits["ddl", "barrier"] = None if over_none is None else framework.over_barrier
         if peer:
             limits["ddl", peer] = framework.over_peer[measured.model]
+        limits |= {pair: targets.get(measured.model) for pair, targets in framework.pairs.items()}
         verdicts = {pair: verdict(spreads[pair], limit) for pair, limit in limits.items() if limit is not None}
         if limits["ddl", "barrier"] is not None:
             either = min(verdicts["ddl", "none"], verdicts["ddl", "barrier"], key=(HOLDS, OPEN, MISSES).index)

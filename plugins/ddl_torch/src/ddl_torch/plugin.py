@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import AdapterProvider, BenchPeerProvider, hookimpl
+from ddlcore.hooks import AdapterProvider, BenchPeerProvider, Setting, hookimpl
 
 
 @hookimpl
@@ -15,10 +15,20 @@ def ddl_adapters() -> list[AdapterProvider]:
             requires=("torch",),
             install="pip install torch",
             doc="PyTorch tensors",
+            library="ddl_torch.library:library",
             module="ddl_torch",
             framework="torch",
             loaders=("torch.utils.data",),
             suite="ddl_torch.conformance:TorchSuite",
+            settings=(
+                Setting(
+                    "torch_backend",
+                    str,
+                    "",
+                    "ddl: scripts that call init_process_group with Gloo, or without a backend, use the backend ddl",
+                    choices=("", "ddl"),
+                ),
+            ),
         )
     ]
 

@@ -6,11 +6,14 @@ program of the environment. The backend itself is imported when a program asks f
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["register"]
 
 NAME = "ddl"
+PREFERRED = "DDL_TORCH_BACKEND"
 
 
 def register() -> None:
@@ -20,8 +23,16 @@ def register() -> None:
 
         if dist.is_available() and NAME not in dist.Backend.backend_list:
             dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+            _prefer(os.environ)
     except Exception:
         return  # another version of torch: ``init_process_group("ddl")`` then says that it knows no such backend
+
+
+def _prefer(environ: Mapping[str, str]) -> None:
+    if environ.get(PREFERRED) == NAME:
+        from ddl_torch_backend.preference import prefer
+
+        prefer(NAME)
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

@@ -61,7 +61,7 @@ def make(chance: random.Random, groups: Sequence[tuple[int, ...]], like: Call | 
         op = chance.choice(("SUM", "AVG"))
     elif dtype.is_floating_point:
         op = op if not op.startswith("B") else "MAX"
-    elif op == "AVG" or (kind.startswith("reduce_scatter") and op.startswith("B")):
+    elif op == "AVG":
         op = "MIN"  # an average of integers is not defined by torch
     root = chance.randrange(len(members))
     return Call(kind, members, dtype, chance.choice(SHAPES), op, root, chance.random() < 0.2, chance.randrange(1000))

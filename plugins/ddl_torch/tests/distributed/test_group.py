@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ddl_torch.distributed import work
+from ddl_torch.distributed import described
 from ddl_torch.distributed.group import DdlProcessGroup
 from ddl_torch.distributed.work import DoneWork, Works
 
@@ -23,10 +24,13 @@ from ddlcore.errors import DeadlineExceeded, MismatchError
 from ddlcore.testing import run_world
 
 SHORT = timedelta(seconds=0.3)
+ALIKE = 12  # equal steps, after which they are replayed
 OP = dist.ReduceOp
 
 
-def run(size: int, play: Callable[[DdlProcessGroup, int], Any], timeout_s: float = 60.0) -> list[Any]:
+def run(
+    size: int, play: Callable[[DdlProcessGroup, int], Any], timeout_s: float = 60.0, backend: str = "threads"
+) -> list[Any]:
     """Call ``play(group, rank)`` on every rank of a world of threads. Return the results by rank."""
     store = dist.HashStore()
 
@@ -35,7 +39,7 @@ def run(size: int, play: Callable[[DdlProcessGroup, int], Any], timeout_s: float
         group = DdlProcessGroup(store, rank, ranks, api.global_process_set, timedelta(seconds=timeout_s), False)
         return play(group, rank)
 
-    return run_world(size, begin)
+    return run_world(size, begin, backend=backend)
 
 
 def options(kind: str = "Allreduce", **values: Any) -> Any:
@@ -123,7 +127,7 @@ def test_an_allreduce_of_sparse_tensors_may_be_waited_for_later() -> None:
     """The call returns before the other rank has made it, also if only the future is used, as by a hook of a model."""
     late = threading.Event()
 
-    def play(group: DdlProcessGroup, rank: int) -> torch.Tensor:
+    def play(group: DdlProcessGroup, rank: int) -> list[float]:
         tensor = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.tensor([1.0]), (2,), check_invariants=True)
         if rank == 1:
             assert late.wait(60)
@@ -132,9 +136,9 @@ def test_an_allreduce_of_sparse_tensors_may_be_waited_for_later() -> None:
         late.set()
         (reduced,) = work.get_future().wait()
         assert reduced is tensor and work.is_success()
-        return tensor.to_dense()
+        return [float(value) for value in tensor.to_dense()]
 
-    assert [one.tolist() for one in run(2, play)] == [[1.0, 1.0]] * 2
+    assert run(2, play) == [[1.0, 1.0]] * 2
 
 
 def test_the_future_of_several_works_has_the_error_of_the_one_that_failed() -> None:
@@ -155,17 +159,29 @@ def test_the_future_of_several_works_has_the_error_of_the_one_that_failed() -> N
 
 
 def test_a_reduce_scatter_of_unequal_parts() -> None:
-    """Rank r gets a sum of r + 1 elements. Bitwise operations are refused."""
+    """Rank r gets r + 1 elements."""
 
     def play(group: DdlProcessGroup, rank: int) -> list[float]:
         parts = [torch.full((to + 1,), float(10 * to + rank)) for to in range(3)]
         output = torch.zeros(rank + 1)
         group.reduce_scatter([output], [parts], options("ReduceScatter", reduceOp=OP.SUM)).wait()
-        with pytest.raises(ValueError, match="its operations are SUM, AVG"):
-            group.reduce_scatter([output], [parts], options("ReduceScatter", reduceOp=OP.BAND))
+        bits = torch.zeros(rank + 1, dtype=torch.int64)
+        group.reduce_scatter([bits], [[one.long() for one in parts]], options("ReduceScatter", reduceOp=OP.BOR)).wait()
+        assert bits.tolist() == [10 * rank | 10 * rank + 1 | 10 * rank + 2] * (rank + 1)
         return output.tolist()
 
     assert run(3, play) == [[3.0], [33.0] * 2, [63.0] * 3]
+
+
+def test_a_bitwise_reduce_scatter_of_one_tensor() -> None:
+    def play(group: DdlProcessGroup, rank: int) -> None:
+        parts = torch.tensor([[1, 2], [4, 8], [16, 32]])
+        source = parts + int(rank == 2)
+        output = torch.zeros(2, 2, dtype=torch.int64)[:, 0]  # has gaps
+        group.reduce_scatter_single(output, source, options("ReduceScatter", reduceOp=OP.BXOR)).wait()
+        assert output.tolist() == (parts[rank] + 1).tolist()
+
+    run(3, play)
 
 
 def test_lists_whose_tensors_follow_each_other_are_used_in_place() -> None:
@@ -271,11 +287,39 @@ def calls(group: DdlProcessGroup) -> dict[str, Callable[[], Any]]:
         "reduce_scatter": lambda: group.reduce_scatter_single(torch.zeros(2), four, options("ReduceScatter")),
         "alltoall": lambda: group.all_to_all_single(torch.zeros(4), four, [], [], options("AllToAll")),
         "barrier": lambda: group.barrier(options("Barrier")),
+        **{f"reduce to {root}": partial(group.reduce, [three], options("Reduce", rootRank=root)) for root in (0, 1)},
+        **{f"gather to {root}": partial(_gather, group, root) for root in (0, 1)},
+        **{f"scatter from {root}": partial(_scatter, group, root) for root in (0, 1)},
+        **{f"bitwise {op}": partial(_bitwise, group, getattr(OP, op)) for op in ("BAND", "BOR")},
     }
 
 
+def _gather(group: DdlProcessGroup, root: int) -> Any:
+    outputs = [[torch.zeros(3) for _ in range(2)]] if group.rank() == root else []
+    return group.gather(outputs, [torch.zeros(3)], options("Gather", rootRank=root))
+
+
+def _scatter(group: DdlProcessGroup, root: int) -> Any:
+    inputs = [[torch.zeros(3) for _ in range(2)]] if group.rank() == root else []
+    return group.scatter([torch.zeros(3)], inputs, options("Scatter", rootRank=root))
+
+
+def _bitwise(group: DdlProcessGroup, op: Any) -> Any:
+    return group.allreduce([torch.zeros(3, dtype=torch.int64)], options(reduceOp=op))
+
+
 NAMES = ["allreduce of 3", "allreduce of 4", "allreduce of integers", "maximum", "broadcast", "broadcast from 1"]
-NAMES += ["allgather", "reduce_scatter", "alltoall", "barrier"]
+NAMES += [
+    "allgather",
+    "reduce_scatter",
+    "alltoall",
+    "barrier",
+    "reduce to 0",
+    "reduce to 1",
+    "gather to 0",
+    "gather to 1",
+]
+NAMES += ["scatter from 0", "scatter from 1", "bitwise BAND", "bitwise BOR"]
 
 
 @pytest.mark.parametrize("one", NAMES)
@@ -297,11 +341,15 @@ def test_calls_that_contradict_each_other_raise_on_all_ranks(one: str) -> None:
 
 STEADY = [("allreduce of 3", "allreduce of 4"), ("allreduce of 3", "broadcast"), ("barrier", "allgather")]
 STEADY += [("broadcast", "broadcast from 1"), ("allgather", "allreduce of 3"), ("reduce_scatter", "barrier")]
+STEADY += [("reduce to 0", "reduce to 1"), ("scatter from 1", "scatter from 0"), ("bitwise BAND", "bitwise BOR")]
 
 
 @pytest.mark.parametrize(("one", "other"), STEADY, ids=[f"{one}, {other}" for one, other in STEADY])
 def test_they_also_raise_in_a_loop_that_is_replayed(one: str, other: str) -> None:
-    """There, the ranks that go on as before are in a collective already. They are called back after a second."""
+    """There, the ranks that go on as before are in a collective already. They are called back after a second.
+
+    Over shared memory, the calling threads run the collectives themselves.
+    """
 
     def play(group: DdlProcessGroup, rank: int) -> None:
         for _ in range(12):
@@ -310,7 +358,7 @@ def test_they_also_raise_in_a_loop_that_is_replayed(one: str, other: str) -> Non
             calls(group)[one if rank == 0 else other]().wait()
         calls(group)[one]().wait()
 
-    run(2, play)
+    run(2, play, backend="shm")
 
 
 def test_a_future_of_a_failed_operation_raises() -> None:
@@ -330,7 +378,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_wished(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait, the call or the group limits the time. When the rank comes after all, the operation ends."""
-    monkeypatch.setattr(work, "GRACE_S", 0.0)
+    monkeypatch.setattr(described, "GRACE_S", 0.0)
     late = threading.Event()
 
     def play(group: DdlProcessGroup, rank: int) -> list[float]:
@@ -348,6 +396,32 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_wished(
         return tensor.tolist()
 
     assert run(2, play, timeout_s=0.3 if limit == "group" else 60) == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("limit", ["call", "group"])
+def test_a_blocking_call_in_replay_has_the_same_time_limits(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calling thread runs the collective itself then. The operation goes on, and ends when the rank comes after all."""
+    monkeypatch.setattr(described, "GRACE_S", 0.0)
+    late = threading.Event()
+
+    def play(group: DdlProcessGroup, rank: int) -> list[float]:
+        opts = options(asyncOp=False, timeout=SHORT if limit == "call" else timedelta(0))
+        tensor, usual = torch.ones(2), options(asyncOp=False, timeout=timedelta(seconds=60))
+        for _ in range(ALIKE):
+            group.allreduce([torch.ones(2)], usual).wait()
+        if rank == 1:
+            assert late.wait(30)
+            group.allreduce([tensor], usual).wait()
+        else:
+            begun_s = time.monotonic()
+            with pytest.raises(DeadlineExceeded, match=r"not ended after 0\.3 s"):
+                group.allreduce([tensor], opts).wait()
+            assert 0.2 < time.monotonic() - begun_s < 20
+            late.set()
+        group.barrier(options("Barrier", timeout=timedelta(seconds=60))).wait()
+        return tensor.tolist()
+
+    assert run(2, play, timeout_s=0.3 if limit == "group" else 60, backend="shm") == [[2.0, 2.0]] * 2
 
 
 def test_several_operations_in_one_work_have_a_time_limit_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -12,6 +13,11 @@ import ddl_torch_backend
 import pytest
 import torch
 import torch.distributed as dist
+
+from ddlcore.commands.info.facts import _provider_facts
+from ddlcore.config.loading import load_settings
+from ddlcore.plug.loader import load_plugins
+from ddlcore.plug.registry import Registry
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,6 +43,18 @@ def test_torch_finds_it() -> None:
     found = [entry for entry in entry_points(group="torch.backends") if entry.name == "ddl"]
     assert [entry.load() for entry in found] == [ddl_torch_backend.register]
     assert "ddl" in dist.Backend.backend_list
+
+
+def test_ddl_info_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the entry point, it says why torch does not know the backend."""
+    registry = load_plugins(load_settings({}))
+    adapter = registry.adapters["torch"]
+    (row,) = [row for row in _provider_facts(registry, Registry.adapters) if row["name"] == "torch"]
+    assert row["what"] == f'PyTorch tensors: torch {torch.__version__} (torch.distributed: init_process_group("ddl"))'
+    monkeypatch.setattr(import_module("ddl_torch.library"), "entry_points", lambda group: [])
+    found = registry.library(adapter)
+    assert found is not None and found.version == 21300
+    assert list(found.facts.values()) == ["no backend ddl, because ddl-torch is not installed as a package"]
 
 
 def test_the_backends_of_other_names_stay_the_defaults() -> None:

@@ -148,3 +148,24 @@ def test_the_timeout_of_the_group_ends_a_job_of_ddl_run() -> None:
     text = launch(SIZE, Path(PROGRAM), "--ends", "sleeps", "--timeout-s", "3", check=False)
     errors = re.findall(r"at [\d.]+ (\w+: .*)", text)
     assert any("stalled for more than 3 s" in error and "not on rank 1" in error for error in errors), text
+
+
+@pytest.mark.parametrize("way", ["gloo", *(pytest.param(one, marks=pytest.mark.long) for one in ("none", "mesh"))])
+def test_scripts_for_gloo_run_unchanged_on_request(way: str) -> None:
+    text = launch(SIZE, PROGRAMS / "unchanged.py", way, options=["--torch-backend", "ddl"])
+    for rank in range(SIZE):
+        assert f"rank {rank}: {['ddl'] * 3}" in text, text
+
+
+@pytest.mark.long
+def test_scripts_for_gloo_stay_on_gloo_otherwise() -> None:
+    text = launch(SIZE, PROGRAMS / "unchanged.py", "gloo")
+    for rank in range(SIZE):
+        assert f"rank {rank}: {['gloo'] * 3}" in text, text
+
+
+@pytest.mark.long
+def test_the_debug_mode_of_torch_that_wraps_groups() -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL compares the calls of the ranks before each collective, through a group of its own."""
+    text = launch(SIZE, Path(PROGRAM), env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    assert all(said in text for said in SAID), text

@@ -9,8 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddl_torch.autograd import OPERATIONS
 from ddl_torch.distributed.work import DdlWork
 from ddlcore.api import ProcessSet
+from ddlcore.api.unnamed_calls import UnnamedBlockingCalls
+
+NO_TIME = timedelta(0)
+GRACE_S = 5.0  # the error that names the missing ranks comes after the group's timeout, and from the coordinator
 
 
 class DescribedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch's class has no types
@@ -35,6 +40,7 @@ class DescribedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch's class 
         self._ranks = list(ranks)
         self._store = store
         self._set = process_set
+        self._unnamed = UnnamedBlockingCalls(OPERATIONS, process_set)
         self._timeout = timeout
         self._name = self._description = ""
         self._number = 0
@@ -90,9 +96,14 @@ class DescribedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch's class 
     def _has_hooks(self) -> bool:
         return False
 
+    def _limit_s(self, opts: Any) -> float:
+        """Return how long a blocking call may take, in seconds: the time limit of the call, or else of the group."""
+        own = getattr(opts, "timeout", None)
+        timeout = own if own is not None and own > NO_TIME else self._timeout
+        return timeout.total_seconds() + GRACE_S
+
     def _work(
         self, handle: Any, outputs: Sequence[torch.Tensor], land: Callable[[Any], None] | None, opts: Any
     ) -> DdlWork:
         """Return the work of an operation of this group, whose time limit is that of the call or of the group."""
-        own = getattr(opts, "timeout", None)
-        return DdlWork(handle, outputs, land, own if own is not None and own > timedelta(0) else self._timeout)
+        return DdlWork(handle, outputs, land, self._limit_s(opts))

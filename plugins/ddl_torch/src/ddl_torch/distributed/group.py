@@ -18,7 +18,7 @@ from ddl_torch.distributed.joining import join_job
 from ddl_torch.distributed.moving import MovingGroup
 from ddl_torch.distributed.point_to_point import PointToPoint
 from ddl_torch.distributed.reducing import ReducingGroup
-from ddl_torch.distributed.work import DdlWork
+from ddl_torch.distributed.work import DONE
 from ddlcore.api import ProcessSet, global_process_set, shutdown
 from ddlcore.api.framework_groups import add_members_set, barrier_async
 
@@ -70,9 +70,12 @@ class DdlProcessGroup(ReducingGroup, MovingGroup):
 
     # --- waiting for each other
 
-    def barrier(self, opts: Any = None) -> DdlWork:
+    def barrier(self, opts: Any = None) -> Any:
         self._number += 1
-        return self._work(barrier_async(self._set, waits=waits(opts)), [], None, opts)
+        waiting = waits(opts)
+        if waiting and self._unnamed.barrier(self._limit_s(opts)):
+            return DONE
+        return self._work(barrier_async(self._set, waits=waiting), [], None, opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have called this. If some do not within ``timeout``, rank 0 raises an error with their ranks.

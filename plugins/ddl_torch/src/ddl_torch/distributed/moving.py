@@ -11,7 +11,7 @@ from ddl_torch.autograd import OPERATIONS
 from ddl_torch.distributed.arguments import dense_of, one_of, waits
 from ddl_torch.distributed.described import DescribedGroup
 from ddl_torch.distributed.layout import joined, lands_in, spread
-from ddl_torch.distributed.work import DdlWork, together
+from ddl_torch.distributed.work import DONE, together
 from ddlcore.errors import InvalidArgument
 
 Tensors = Sequence[torch.Tensor]
@@ -24,9 +24,12 @@ class MovingGroup(DescribedGroup):
         self._number += 1
         tensor = one_of(tensors)
         root = opts if isinstance(opts, int) else 0 if opts is None else opts.rootRank
+        waiting = waits(opts)
+        if waiting and self._unnamed.broadcast(tensor, self._ranks[root], self._limit_s(opts)):
+            return DONE
         dense = dense_of(tensor)
         handle = OPERATIONS.broadcast_async(
-            dense, self._ranks[root], output=dense, process_set=self._set, waits=waits(opts)
+            dense, self._ranks[root], output=dense, process_set=self._set, waits=waiting
         )
         return self._work(handle, [tensor], None if dense is tensor else lands_in(tensor), opts)
 
@@ -54,7 +57,12 @@ class MovingGroup(DescribedGroup):
         rows = source.detach().contiguous().unsqueeze(0)
         if output is None:  # all ranks give ddl an output, and so say that their sizes are equal
             output = rows.new_empty((len(self._ranks), *source.shape))
-        handle = OPERATIONS.allgather_async(rows, process_set=self._set, waits=waits(opts), output=output)
+        waiting = waits(opts)
+        if waiting and self._unnamed.allgather(rows, output, self._limit_s(opts)):
+            if land is not None:
+                land(output)
+            return DONE
+        handle = OPERATIONS.allgather_async(rows, process_set=self._set, waits=waiting, output=output)
         return self._work(handle, outputs, land, opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
@@ -103,29 +111,43 @@ class MovingGroup(DescribedGroup):
         return self._exchanged(rows, sent, rows.new_empty(sum(received)), outputs, land, opts)
 
     def _exchanged(
-        self, rows: torch.Tensor, sent: Any, output: torch.Tensor, outputs: Any, land: Any, opts: Any
-    ) -> DdlWork:
-        handle = OPERATIONS.alltoall_async(rows, sent, process_set=self._set, waits=waits(opts), output=output)
+        self,
+        rows: torch.Tensor,
+        sent: Any,
+        output: torch.Tensor,
+        outputs: Any,
+        land: Any,
+        opts: Any,
+        part_of: str = "",
+    ) -> Any:
+        waiting = waits(opts)
+        if waiting and sent is None and self._unnamed.alltoall(rows, output, self._limit_s(opts)):
+            if land is not None:
+                land(output)
+            return DONE
+        handle = OPERATIONS.alltoall_async(
+            rows, sent, process_set=self._set, waits=waiting, output=output, part_of=part_of
+        )
         return self._work(handle, outputs, None if land is None else lambda result: land(result[0]), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Gather to the root: an exchange in which all send to it alone."""
         self._number += 1
         root = opts if isinstance(opts, int) else opts.rootRank
-        source = one_of(inputs)
+        source, part_of = one_of(inputs), f"a gather to rank {root} of the group"
         rows = source.detach().contiguous().unsqueeze(0)
         sent = [int(rank == root) for rank in range(len(self._ranks))]
         if self._rank != root:
-            return self._exchanged(rows, sent, rows.new_empty((0, *source.shape)), [], None, opts)
+            return self._exchanged(rows, sent, rows.new_empty((0, *source.shape)), [], None, opts, part_of)
         targets = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
         target = rows.new_empty((len(self._ranks), *source.shape))
-        return self._exchanged(rows, sent, target, targets, spread(targets), opts)
+        return self._exchanged(rows, sent, target, targets, spread(targets), opts, part_of)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Scatter from the root: an exchange in which it alone sends."""
         self._number += 1
         root = opts if isinstance(opts, int) else opts.rootRank
-        output, size = one_of(outputs), len(self._ranks)
+        output, size, part_of = one_of(outputs), len(self._ranks), f"a scatter from rank {root} of the group"
         sent = [0] * size
         rows = output.detach().new_empty((0, *output.shape))
         if self._rank == root:
@@ -134,6 +156,6 @@ class MovingGroup(DescribedGroup):
             rows = torch.stack([part.detach() for part in parts]) if whole is None else whole
             sent = [1] * size
         if output.is_contiguous():
-            return self._exchanged(rows, sent, output.detach().unsqueeze(0), [output], None, opts)
+            return self._exchanged(rows, sent, output.detach().unsqueeze(0), [output], None, opts, part_of)
         target = rows.new_empty((1, *output.shape))
-        return self._exchanged(rows, sent, target, [output], lambda got: lands_in(output)(got[0]), opts)
+        return self._exchanged(rows, sent, target, [output], lambda got: lands_in(output)(got[0]), opts, part_of)

@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from ddlcore.api import Handle
 
-GRACE_S = 5.0  # the error that names the missing ranks comes after the group's timeout, and from the coordinator
-
 
 class _Landing:
     """Copies the results of an operation to the tensors that it could not write itself, once, on any thread."""
@@ -33,7 +31,7 @@ class _Landing:
 
 
 class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
-    """An operation in flight. Any thread may wait for it, for at most ``timeout`` or what ``wait`` is given.
+    """An operation in flight. Any thread may wait for it, for at most ``limit_s`` seconds or what ``wait`` is given.
 
     ``outputs`` are the tensors that the operation writes. ``land`` is called once when the operation has ended without
     an error, before anybody sees the outputs: it copies the results to outputs that the operation could not write itself.
@@ -44,13 +42,13 @@ class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
         handle: Handle,
         outputs: Sequence[torch.Tensor],
         land: Callable[[Any], None] | None,
-        timeout: timedelta,
+        limit_s: float,
     ) -> None:
         super().__init__()
         self._handle = handle
         self._outputs = list(outputs)
         self._land = _Landing(land)
-        self._timeout = timeout
+        self._limit_s = limit_s
         self._future: Any = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -58,8 +56,7 @@ class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
 
         Raises DeadlineExceeded if it has not ended after ``timeout``; 0 or None means the timeout of the call or group.
         """
-        limit_s = timeout.total_seconds() if timeout else self._timeout.total_seconds() + GRACE_S
-        self._land(self._handle.wait(limit_s))
+        self._land(self._handle.wait(timeout.total_seconds() if timeout else self._limit_s))
         return True
 
     def synchronize(self) -> None:
@@ -134,6 +131,9 @@ class DoneWork(dist.Work):  # type: ignore[misc]
         future: Any = torch.futures.Future()
         future.set_result(self._outputs)
         return future
+
+
+DONE = DoneWork()  # of a call that waits for its end itself, and whose work nobody keeps
 
 
 def together(works: Sequence[Any], outputs: Any) -> Any:
