@@ -134,11 +134,10 @@ class FencedPersistentRequest(PersistentRequest):
         super().wait()
         return self.event
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self) -> None:
         """Wait until the operation's work is queued on the device. Raises the operation's error if it failed.
 
-        The calling thread's current stream runs its further work only after the result is complete. There is no time
-        limit.
+        The calling thread's current stream runs its further work only after the result is complete.
         """
         event = self.arrive()
         if event is not None:

@@ -171,10 +171,10 @@ class PersistentRequest(Entry):
         self.completion.observe(self.index)
         return True
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self) -> None:
         """Wait until the tensor contains the result. Raises the operation's error if it failed, see Handle.wait."""
         if self.state != IDLE:
-            self.waiter.wait(self, timeout_s)
+            self.waiter.wait(self)
         self.completion.observe(self.index)
         if self.error is not None:
             raise self.error.with_traceback(None)

@@ -106,10 +106,12 @@ class UserThreads:
         Raises the error of the operation, and DeadlineExceeded if it has not ended after ``timeout_s`` seconds; it goes
         on then.
         """
-        until = entry if timeout_s is None else Until(entry, time.monotonic() + timeout_s)
+        since_s = time.monotonic()
+        until = entry if timeout_s is None else Until(entry, since_s + timeout_s)
         ended = self._run_alone(launch_unnamed, entry, address, owner, until)
         if ended is False:
-            entry.wait(timeout_s)
+            entry.waiter.wait(entry, timeout_s, since_s)
+            entry.wait()
         return ended is not None
 
     def _run_alone(

@@ -83,13 +83,14 @@ class Waiter:
         self._events = events
         self._polled_since_s: float | None = None
 
-    def wait(self, operation: Waited, timeout_s: float | None = None) -> None:
+    def wait(self, operation: Waited, timeout_s: float | None = None, since_s: float | None = None) -> None:
         """Wait until ``operation`` has ended. The calling thread first runs buckets itself, if it can.
 
         Raises DeadlineExceeded if ``operation`` has not ended after ``timeout_s`` seconds; it goes on. A collective that
-        this thread has begun is not interrupted, so the wait may end later. None: there is no time limit.
+        this thread has begun is not interrupted, so the wait may end later. None: there is no time limit. ``since_s``:
+        when the caller began to wait; None: now.
         """
-        since_s = time.monotonic()
+        since_s = time.monotonic() if since_s is None else since_s
         awaited = operation
         if timeout_s is not None:
             operation = Until(awaited, since_s + timeout_s)

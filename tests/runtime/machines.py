@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.coordinator import Coordinator
@@ -33,6 +34,7 @@ from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.decisions import Decisions
 from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.launching_alone import launch_unnamed
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import ANONYMOUS, Entry, PersistentRequest, Todo
@@ -45,6 +47,7 @@ from tests.runtime.waiting import waiter_of
 __all__ = ["Call", "Do", "Join", "Machines", "Meet", "Order", "Part", "Wait"]
 
 Sets = Mapping[int, tuple[int, ...]]
+_RESUMABLE: Any = "a user's thread may run the bucket"
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ class _Node:
         self.joined = False
         self.parted = False
         self.adjusted: list[dict[str, str | int | float | bool]] = []  # what it was told, in the total order
-        self.messages = self.replayed = self.void = self.negotiated = self.left = 0
+        self.messages = self.unnamed = self.replayed = self.void = self.negotiated = self.left = 0
 
     # --- the user's threads
 
@@ -224,6 +227,8 @@ class _Node:
         if len(tensors) == 1 and self._recurs(*tensors[0]):
             self._start(label, set_id, *tensors[0])
             return
+        if len(tensors) == 1 and not tensors[0][0] and self._run_unnamed(label, set_id, tensors[0][1]):
+            return
         handle = Handle(self.waiter, len(tensors), lambda outcomes: None)
         self.handles[label] = handle
         entries = []
@@ -238,6 +243,34 @@ class _Node:
             entries.append(entry)
         self.entries += entries
         self.submission.submit(entries)
+
+    def _run_unnamed(self, label: str, set_id: int, data: bytes) -> bool:
+        """Have a user's thread launch a call without a name, if the engine is idle; return whether it could.
+
+        Each rank does so with other calls. The engine goes on with the bucket, as after a signal.
+        """
+        chosen = zlib.crc32(label.encode()) >> self.rank & 1
+        if not chosen or decode_spec(data).kind is not Kind.ALLREDUCE:
+            return False
+        if self.verdict is not None or self.queue or len(self.flights) >= self.depth:
+            return False
+        entry = self.request.get((set_id, "", data))
+        if entry is None:
+            buffer = Buffer(0, 0, DType.F32, ())
+            entry = PersistentRequest(self.waiter, set_id, ANONYMOUS, decode_spec(data), data, buffer)
+            self.request[set_id, "", data] = entry
+        with self.tensor_queue.lock:
+            if self.tensor_queue.replay is not None:
+                self.tensor_queue.replay.current.resumable = _RESUMABLE
+            launch = launch_unnamed(self.tensor_queue, 1, entry, 0, None, 0)
+            self.tensor_queue.running, self.tensor_queue.own = 0, None
+        if launch is None:
+            return False
+        self.unnamed += 1
+        self.handles[label] = entry
+        self._count(label, entry)
+        self._enter(launch)
+        return True
 
     def _recurs(self, name: str, data: bytes) -> bool:
         """Half of the named allreduces are persistent requests, others on each rank."""
@@ -547,6 +580,10 @@ class Machines:
         """Whether every thread has come to the end of its program."""
         return all(position == len(row) for node in self.nodes for position, row in zip(node.position, node.program))
 
+    def unnamed(self) -> int:
+        """How many calls without a name the users' threads have launched, over all ranks."""
+        return sum(node.unnamed for node in self.nodes)
+
     def replayed(self) -> int:
         """How many buckets of schedules were handed over, over all ranks."""
         return sum(node.replayed for node in self.nodes)
@@ -559,6 +596,7 @@ class Machines:
             held = [
                 *node.tensor_queue.unfinished.entries.values(),
                 *(one for one in node.tensor_queue.unfinished.requests.values() if one.pending),
+                *(one for launch in node.tensor_queue.launches.values() for one in launch.entries or ()),
             ]
             assert undone == {node.labels[id(entry)] for entry in held}
             assert bool(node.tensor_queue.launches) == bool(node.flights)

@@ -41,6 +41,7 @@ def compare(loop: Loop, order: Order, fusion_bytes: int, depth: int) -> Machines
     assert replayed.failed() == negotiated.failed()
     assert negotiated.replayed() == 0
     event("some buckets were replayed" if replayed.replayed() else "all buckets were negotiated")
+    event("users' threads have launched calls without a name" if replayed.unnamed() else "no user's thread has")
     event("it ends" if negotiated.has_ended() else "it cannot end")
     return replayed
 
