@@ -36,7 +36,7 @@ def test_small_and_large_calls_have_targets() -> None:
 def test_it_measures_every_kind(tmp_path: Path) -> None:
     """The command as it stands: all kinds on stdout, and the table between the marks of a document."""
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- process group: begin -->\nold\n<!-- process group: end -->\nafter\n")
+    page.write_text("before\n<!-- process group: begin -->\nstale\n<!-- process group: end -->\nafter\n")
     command = [sys.executable, str(TOOL), "--rounds", "2", "--sizes", "4,64K", "--no-check", "--markdown", str(page)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280)
     assert done.returncode == 0, done.stdout
@@ -46,4 +46,4 @@ def test_it_measures_every_kind(tmp_path: Path) -> None:
     text = page.read_text()
     assert "| all_reduce beyond ddl's own verb; torch alone: " in text
     assert "bench_process_group.py --sizes 4,64K --rounds 2`" in text
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "stale" not in text
