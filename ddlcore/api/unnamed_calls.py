@@ -1,8 +1,8 @@
-"""Runs blocking calls without a name that a schedule expects next, with a request that is kept for such calls.
+"""Runs a blocking call without a name by a persistent request, if the call is the next bucket of the schedule.
 
-A call without a name is described to the other ranks, by its spec, and paired by its number. In replay, neither is
-needed: so if the next bucket of the schedule is the call, it is launched and run as a persistent request is. Like
-framework_groups.py, ``ddlcore.api`` does not import this module.
+Outside of replay, the spec of such a call describes it to the other ranks, and its number pairs it with their calls. In
+replay, its place in the schedule does both. The request is kept for later calls with similar tensors. ``ddlcore.api``
+does not import this module, because most ranks do not need it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTHING = Buffer(0, 0, DType.U8, (0,))
 
 
 class _Like(NamedTuple):
-    """What a kept request is for: tensors that differ from these in their addresses only."""
+    """The tensors that a kept request was made for. Tensors that differ only in their addresses may use it, too."""
 
     source: Buffer
     target: Buffer | None = None
@@ -36,12 +36,13 @@ class _Like(NamedTuple):
 
 
 class UnnamedBlockingCalls:
-    """Blocking calls without a name by the members of ``process_set``. ``operations`` makes the same calls otherwise.
+    """Blocking calls without a name, made by the members of ``process_set``.
 
-    Each method returns whether it has run the call. If it returns False, nothing has happened, and the caller makes the
-    call by ``operations``. Tensors and outputs must be in host memory and row-major; for others, the methods return False.
-    ``timeout_s``: DeadlineExceeded is raised after so many seconds, and the operation goes on. The other errors are those
-    of the methods of ``Operations``.
+    Each method returns whether it has run the call. If it returns False, nothing has happened, and the caller must make
+    the call by the methods of ``operations``. It returns False if the call is not the next bucket of the schedule, or if
+    a tensor or an output is not in host memory or not row-major. ``timeout_s``: after so many seconds, the method raises
+    DeadlineExceeded; the operation then still writes to the tensor when it ends. The other errors are those of
+    ``Operations``. Any thread may call the methods.
     """
 
     def __init__(self, operations: Submitter, process_set: ProcessSet) -> None:

@@ -1,6 +1,7 @@
 """Starts a request and launches its bucket in one step, if the request is alone in the next bucket of the schedule.
 
-These functions belong to TensorQueue, and its docstring explains the order of their stores.
+The functions change a TensorQueue as its own methods do. The docstring of TensorQueue explains why the order of the
+assignments matters.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ LaunchingAlone = Callable[[TensorQueue, int, PersistentRequest, int, object, int
 def launch_alone(
     queue: TensorQueue, runner: int, alone: PersistentRequest, address: int, owner: object, at_ns: int
 ) -> Launch[Entry] | None:
-    """Start the idle request ``alone`` and launch its bucket. If that is impossible, return None and start nothing.
+    """Start the idle request ``alone``, launch its bucket, and return the launch.
 
-    The request is started on the tensor at ``address``, whose memory ``owner`` keeps alive. ``at_ns`` is the present
-    time. ``runner`` is the id of the user thread that will run the bucket. The caller holds the lock of ``queue``.
+    If that is impossible, return None and start nothing. The request is started on the tensor at ``address``, whose
+    memory ``owner`` keeps alive. ``at_ns`` is the present time. ``runner`` is the id of the user thread that will run the
+    bucket. The caller holds the lock of ``queue``.
     """
     if queue.behind:
         queue.catch_up()
@@ -44,9 +46,11 @@ def launch_alone(
 def launch_unnamed(
     queue: TensorQueue, runner: int, alone: PersistentRequest, address: int, owner: object, at_ns: int
 ) -> Launch[Entry] | None:
-    """Do what ``launch_alone`` does, for a request that is used for calls without a name. It gets the number of the call.
+    """Do what ``launch_alone`` does, for a request that is used for calls without a name.
 
-    Such a request is in the tensor queue only while its bucket is launched, and after that bucket was found to be void.
+    The number of the call becomes the name of the request. If the bucket is valid, the request is only in ``launches``.
+    If the bucket is void, ``put_back`` adds the request to the unfinished ones. Also return None if another thread has
+    not seen the end of its own call with this request yet: a new start would delete the error of that call.
     """
     if queue.behind:
         queue.catch_up()
@@ -54,7 +58,9 @@ def launch_unnamed(
     if replay is None or unnamed.strays:
         return None
     position = replay.current
-    if alone.state != IDLE or position.missing != 1 or len(position.entries) != 1 or position.resumable is None:
+    if alone.state != IDLE or alone.user not in (0, runner):  # ``runner`` itself has left its last call, if by a signal
+        return None
+    if position.missing != 1 or len(position.entries) != 1 or position.resumable is None:
         return None
     if not replay.is_next(alone.set_id, alone.spec_bytes):
         return None
@@ -84,6 +90,7 @@ def _launch(
     # Nothing from here on calls a function, see ``TensorQueue.launch``. The slot stays empty: the launch has the entry.
     if name:
         alone.name = name
+        alone.user = runner
         queue.unnamed.counts[alone.set_id] += 1
         replay.turns[key] += 1
     alone.stamp = observed

@@ -111,6 +111,7 @@ class PersistentRequest(Entry):
         "starts",
         "state",
         "submitted",
+        "user",
         "waiter",
     )
 
@@ -132,6 +133,7 @@ class PersistentRequest(Entry):
         self.completion = waiter.completion
         self.state = IDLE
         self.starts = 0
+        self.user = 0  # the id of the thread that has made an unnamed call with it, and has not seen the end yet
         self.submitted = False  # as Handle.submitted, for ``submit``; ``starts`` is for ``start_request``
         self.error: BaseException | None = None
         self.how: Any = None  # the owner may store here what the request was made from

@@ -17,8 +17,8 @@ class UnnamedCalls:
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}  # by process set; ``TensorQueue`` stores what ``number`` returns
         self._generation = 0  # how often all ranks have joined
-        # Unnamed calls that fit in no slot of the schedule, in order, and since when. Other ranks may have another call
-        # in their place, and then these are never answered: only the numbers of unnamed calls pair them.
+        # The unnamed calls that fit in no slot of the schedule and that the coordinator has not answered, in their order,
+        # each with the time of the call. If another rank has made a different call with the same number, no answer comes.
         self.strays: dict[tuple[int, str], float] = {}
         self.held: list[Entry] = []  # later unnamed calls, in order, that fit in a slot; see ``must_wait``
         self.readmitted: list[PersistentRequest] = []  # see ``readmit``
@@ -37,13 +37,13 @@ class UnnamedCalls:
         return ordinal + 1
 
     def next_name(self, set_id: int) -> str:
-        """Return the name of the next unnamed call of one tensor. The caller must increase ``counts[set_id]``."""
+        """Return the name that the next unnamed call of a single tensor gets. Afterwards ``counts[set_id]`` must be increased."""
         return f"{ANONYMOUS}{self._generation}.{self.counts.setdefault(set_id, 0)}"
 
     def readmit(self, entries: Iterable[Entry], unfinished: Unfinished) -> None:
-        """Record the requests among ``entries`` as unfinished that were started by ``launch_unnamed``, under their names.
+        """Add those of ``entries`` that ``launch_unnamed`` has started to ``unfinished``, because their bucket is void.
 
-        Their bucket is void, so their calls are requested again, or get another slot.
+        In the next epoch each of them gets a slot again, or is requested from the coordinator.
         """
         for entry in entries:
             if isinstance(entry, PersistentRequest) and entry.name.startswith(ANONYMOUS):
@@ -51,17 +51,17 @@ class UnnamedCalls:
                 self.readmitted.append(entry)
 
     def forget_readmitted(self, unfinished: Unfinished) -> None:
-        """Remove the requests that ``readmit`` has recorded and that have ended: their names are never used again."""
+        """Remove from ``unfinished`` what ``readmit`` has added and what has ended since: its name is never used again."""
         for entry in self.readmitted:
             if entry.state == IDLE:
                 unfinished.requests.pop((entry.set_id, entry.name), None)
         self.readmitted = [entry for entry in self.readmitted if entry.state != IDLE]
 
     def must_wait(self, entry: Entry) -> bool:
-        """Return whether an earlier unnamed call of the same process set strays, so that ``entry`` must get no slot yet.
+        """Return whether ``entry`` must get no slot yet, because an earlier call of its process set is in ``strays``.
 
-        If other ranks have made a usual call in the place of the stray, they have made one usual call more than this
-        rank. In slots, their next usual call would be paired with this rank's present one.
+        Another rank may have made a call of the schedule where this rank made the stray. That rank is then one call of
+        the schedule ahead, and the slots would pair its calls with later calls of this rank.
         """
         number = _number_in(entry.name)
         return any(set_id == entry.set_id and _number_in(name) < number for set_id, name in self.strays)

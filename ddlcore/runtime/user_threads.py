@@ -108,10 +108,14 @@ class UserThreads:
         """
         since_s = time.monotonic()
         until = entry if timeout_s is None else Until(entry, since_s + timeout_s)
-        ended = self._run_alone(launch_unnamed, entry, address, owner, until)
-        if ended is False:
-            entry.waiter.wait(entry, timeout_s, since_s)
-            entry.wait()
+        try:
+            ended = self._run_alone(launch_unnamed, entry, address, owner, until)
+            if ended is False:
+                entry.waiter.wait(entry, timeout_s, since_s)
+                entry.wait()
+        finally:
+            if entry.user == get_ident():
+                entry.user = 0
         return ended is not None
 
     def _run_alone(

@@ -14,8 +14,9 @@ from ddlcore.coordinator.tuning import MOST_DISCARDED
 from ddlcore.messages.coding import encode
 from ddlcore.messages.spec import Spec
 from ddlcore.types import DType, Kind, Value
+from tests.runtime.deeds import Order
 from tests.runtime.effort import examples
-from tests.runtime.machines import Machines, Order
+from tests.runtime.machines import Machines
 from tests.runtime.programs import JOIN, Loop, Tensor, one_shot, random_loop
 
 pytestmark = pytest.mark.timeout(600)

@@ -7,11 +7,9 @@ that it holds a dummy.
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddlcore.builtin.fusion import ThresholdFusion
@@ -42,121 +40,13 @@ from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Buffer, DType, Kind
+from tests.runtime.deeds import Call, Join, Meet, Order, Program, Wait
 from tests.runtime.waiting import waiter_of
+from tests.runtime.wire import Content, Flight, Sets, Wire
 
-__all__ = ["Call", "Do", "Join", "Machines", "Meet", "Order", "Part", "Wait"]
+__all__ = ["Machines"]
 
-Sets = Mapping[int, tuple[int, ...]]
 _RESUMABLE: Any = "a user's thread may run the bucket"
-
-
-@dataclass(frozen=True)
-class Call:
-    """Submits tensors (name, spec) in one call; an empty name is an anonymous call. ``label`` names its handle."""
-
-    label: str
-    set_id: int
-    tensors: tuple[tuple[str, bytes], ...]
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Waits for the handle of a call of this rank."""
-
-    label: str
-
-
-@dataclass(frozen=True)
-class Meet:
-    """Goes on when ``parties`` threads of whatever ranks stand here: a barrier of which ddl knows nothing."""
-
-    label: str
-    parties: int
-
-
-@dataclass(frozen=True)
-class Part:
-    """Says Bye, and does nothing after it."""
-
-
-@dataclass(frozen=True)
-class Join:
-    """Has no more data: waits until all ranks have joined."""
-
-    label: str
-
-
-Do = Call | Wait | Meet | Part | Join
-Program = Sequence[Sequence[Do]]  # one row of deeds for each thread of a rank
-Content = tuple[str, int] | None  # (name, how-manieth call of it on that rank); None is a dummy
-
-
-class Order:
-    """Chooses what happens next. ``eager``: how readily a deadline passes while something else can happen.
-
-    Either at random each time, or by priorities of the actors that change now and then: that starves
-    some of them for long, which chance alone hardly does.
-    """
-
-    def __init__(self, seed: int, eager: float = 0.0, prioritized: bool = False) -> None:
-        self.rng = random.Random(seed)
-        self.eager = eager
-        self.prioritized = prioritized
-        self._priority: dict[str, float] = {}
-
-    def choose(self, actors: Sequence[str]) -> int:
-        if not self.prioritized:
-            return self.rng.randrange(len(actors))
-        for actor in actors:
-            if actor not in self._priority:
-                self._priority[actor] = self.rng.random()
-        best = max(range(len(actors)), key=lambda i: self._priority[actors[i]])
-        if self.rng.random() < 0.05:
-            self._priority[actors[best]] = self.rng.random() - self.rng.randrange(2)
-        return best
-
-
-@dataclass
-class _Flight:
-    """A collective that a rank's engine is in."""
-
-    set_id: int
-    number: int  # how many of the set it had entered before
-    finish: Callable[[], None]
-
-
-@dataclass
-class _Meeting:
-    signature: object
-    contents: dict[int, tuple[Content, ...]] = field(default_factory=dict)
-
-
-class _Wire:
-    """All transports: the n-th collective that each member enters in a set is one, and must be the same."""
-
-    def __init__(self, sets: Sets) -> None:
-        self.sets = dict(sets)
-        self.meetings: dict[tuple[int, int], _Meeting] = {}
-        self.entered: dict[tuple[int, int], int] = {}
-
-    def enter(self, set_id: int, rank: int, signature: object, contents: tuple[Content, ...]) -> int:
-        number = self.entered.get((set_id, rank), 0)
-        self.entered[set_id, rank] = number + 1
-        meeting = self.meetings.setdefault((set_id, number), _Meeting(signature))
-        assert meeting.signature == signature, f"ranks meet in different collectives: {meeting.signature}, {signature}"
-        meeting.contents[rank] = contents
-        return number
-
-    def is_complete(self, set_id: int, number: int) -> bool:
-        return len(self.meetings[set_id, number].contents) == len(self.sets[set_id])
-
-    def real(self, set_id: int, number: int) -> bool:
-        """Whether all members brought data; that they brought the same calls' is asserted."""
-        rows = list(self.meetings[set_id, number].contents.values())
-        if any(content is None for row in rows for content in row):
-            return False
-        assert len(set(rows)) == 1, f"calls that do not belong together were reduced: {rows}"
-        return True
 
 
 class _Node:
@@ -172,7 +62,7 @@ class _Node:
         self.down: deque[FromCoordinator] = deque()
         self.decisions = Decisions(self.tensor_queue, self.epochs, self)
         self.queue: deque[Todo] = deque()
-        self.flights: list[_Flight] = []
+        self.flights: list[Flight] = []
         self.dummies: deque[Launch[Entry]] = deque()
         self.verdict: Drain | None = None  # a drain under way
         self.held: list[tuple[Launch[Entry], bool]] = []
@@ -375,7 +265,7 @@ class _Node:
         contents = tuple(self.content[id(entry)] if entry is not None else None for entry in entries)
         assert bucket.specs or None not in contents, "a dummy in a bucket that was negotiated"
         number = self.world.wire.enter(bucket.set_id, self.rank, ("negotiated", bucket.index, bucket.names), contents)
-        self.flights.append(_Flight(bucket.set_id, number, lambda: self._finish_bucket(bucket, entries)))
+        self.flights.append(Flight(bucket.set_id, number, lambda: self._finish_bucket(bucket, entries)))
 
     def _finish_bucket(self, bucket: Bucket, entries: list[Entry | None]) -> None:
         self.negotiated += 1
@@ -394,7 +284,7 @@ class _Node:
         signature = ("replayed", self.tensor_queue.epoch, launch.place, launch.bucket.index if launch.bucket else -1)
         number = self.world.wire.enter(planned.set_id, self.rank, signature, contents)
         drained = self.verdict is not None
-        self.flights.append(_Flight(planned.set_id, number, lambda: self._returned(launch, number, drained)))
+        self.flights.append(Flight(planned.set_id, number, lambda: self._returned(launch, number, drained)))
 
     def _returned(self, launch: Launch[Entry], number: int, drained: bool) -> None:
         if drained:
@@ -492,7 +382,7 @@ class Machines:
         self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay, driver=driver)
         self.coordinator.sets.update({set_id: tuple(map(WorldRank, ranks)) for set_id, ranks in sets.items()})
         self.coordinator._negotiation._next_set = len(sets)
-        self.wire = _Wire(sets)
+        self.wire = Wire(sets)
         self.order: list[list[int]] = [[] for _ in programs]
         self.nodes = [_Node(self, rank, program, depth) for rank, program in enumerate(programs)]
         self.events = 0
@@ -563,7 +453,7 @@ class Machines:
         for to, answer in self.coordinator.handle(WorldRank(node.rank), message):
             self.nodes[to].down.append(answer)
 
-    def _land(self, node: _Node, flight: _Flight) -> None:
+    def _land(self, node: _Node, flight: Flight) -> None:
         node.flights.remove(flight)
         flight.finish()
 

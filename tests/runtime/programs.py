@@ -11,7 +11,7 @@ import msgspec
 from ddlcore.messages.coding import decode_spec, encode
 from ddlcore.messages.spec import Spec
 from ddlcore.types import DType, Kind
-from tests.runtime.machines import Call, Do, Join, Meet, Part, Wait
+from tests.runtime.deeds import Call, Do, Join, Meet, Part, Wait
 
 __all__ = ["JOIN", "Loop", "Tensor", "beside", "one_shot", "random_loop", "random_sets", "random_tensors"]
 

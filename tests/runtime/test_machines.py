@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from ddlcore.messages.coding import encode
 from ddlcore.messages.spec import Spec
 from ddlcore.types import DType, Kind
+from tests.runtime.deeds import Call, Do, Meet, Order, Wait
 from tests.runtime.effort import examples
-from tests.runtime.machines import Call, Do, Machines, Meet, Order, Wait
+from tests.runtime.machines import Machines
 from tests.runtime.programs import JOIN, Loop, Tensor, beside, one_shot, random_loop, random_tensors
 
 pytestmark = pytest.mark.timeout(600)
@@ -183,3 +184,24 @@ def test_a_full_bucket_behind_a_collective_that_lacks_a_rank_is_watched(prioriti
         world.check_rest()
         assert world.has_ended()
         assert world.replayed() > 0
+
+
+def test_users_threads_launch_calls_without_names_and_void_ones_are_made_again() -> None:
+    """Some steps have a further call, so the ranks leave the schedule at different places."""
+    launched = void = 0
+    for seed in range(10):
+        loop = Loop({0: (0, 1, 2)}, random.Random(seed))
+        for step in range(80):
+            loop.step([Tensor(f"a{step}", 0, (("", UNNAMED),))])
+            loop.step(TRAIN)
+            if step % 40 == 39:
+                loop.step(METRIC)
+        loop.finish()
+        world = Machines(loop.sets, loop.programs)
+        world.run(Order(seed, eager=0.0005))
+        world.check_rest()
+        assert world.has_ended()
+        launched += world.unnamed()
+        void += sum(node.void for node in world.nodes)
+    assert launched > 200, launched
+    assert void > 0, void

@@ -14,11 +14,14 @@ from ddlcore.api import global_process_set
 from ddlcore.api.operations import Operations
 from ddlcore.api.reduce_calls import ReduceArguments
 from ddlcore.api.unnamed_calls import UnnamedBlockingCalls
+from ddlcore.api.world import use_job
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.errors import InvalidArgument, MismatchError
 from ddlcore.process.job import Job
-from ddlcore.runtime.request import ANONYMOUS, IDLE, PersistentMove, PersistentRequest
+from ddlcore.runtime.launching_alone import launch_unnamed
+from ddlcore.runtime.request import ANONYMOUS, IDLE, Given, PersistentMove, PersistentRequest
 from ddlcore.testing import World
+from ddlcore.types import Buffer, DType
 from tests.runtime.test_interrupted import DATA, Rank
 
 pytestmark = pytest.mark.timeout(120)
@@ -132,7 +135,7 @@ def test_values_are_exact_when_ranks_leave_replay(backend: str) -> None:
 
     def train(calls: Calls, job: Job) -> int:
         def bring_up() -> None:
-            with job_of_this_thread(job):
+            with use_job(job):
                 for number in range(6):
                     assert ddl.allreduce(np.full(3, number), op=ddl.Sum, name=f"new {number}")[0] == SIZE * number
                     went.wait(0.02)
@@ -154,12 +157,6 @@ def test_values_are_exact_when_ranks_leave_replay(backend: str) -> None:
         return calls.kept
 
     assert (min(run(train, backend)) > 0) == (backend in RUN_BY_USERS)
-
-
-def job_of_this_thread(job: Job) -> Any:
-    from ddlcore.api.world import use_job
-
-    return use_job(job)
 
 
 @BACKENDS
@@ -203,8 +200,6 @@ def test_a_void_call_is_requested_under_its_number(kind: type[PersistentRequest]
     queue = rank.tensor_queue
     entry = kind(rank.waiter, 0, ANONYMOUS, rank.request("x").spec, DATA, rank.request("x").source)
     with queue.lock:
-        from ddlcore.runtime.launching_alone import launch_unnamed
-
         given = _given() if kind is PersistentMove else None
         launch = launch_unnamed(queue, 7, entry, 64, given, 0)
     assert launch is not None and (entry.name, queue.unfinished.requests) == (f"{ANONYMOUS}0.0", {})
@@ -221,8 +216,24 @@ def test_a_void_call_is_requested_under_its_number(kind: type[PersistentRequest]
     assert queue.unfinished.requests == {}
 
 
-def _given() -> Any:
-    from ddlcore.runtime.request import Given
-    from ddlcore.types import Buffer, DType
+def test_a_request_is_not_started_again_before_its_user_has_seen_the_error() -> None:
+    """Another thread makes an equal call at the wrong moment. Its call is made in the usual way, so no error is lost."""
+    rank = Rank(("",))
+    queue = rank.tensor_queue
+    entry = rank.request(ANONYMOUS)
+    with queue.lock:
+        launch = launch_unnamed(queue, 7, entry, 64, None, 0)
+    assert launch is not None
+    queue.delivered(launch)
+    entry.fail(RuntimeError("failed"))
+    queue.running, queue.own = 0, None
+    assert not entry.pending
+    assert not rank.engine.user_threads.run_unnamed(entry, 64, None)
+    assert (entry.user, str(entry.error)) == (7, "failed")
+    entry.user = 0  # as its user's thread does at the end of the call
+    assert rank.engine.user_threads.run_unnamed(entry, 64, None)
+    assert (entry.user, entry.error) == (0, None)
 
+
+def _given() -> Any:
     return Given(Buffer(0, 0, DType.F32, (0,)), None, ())

@@ -1,54 +1,18 @@
-"""The process group itself, in worlds of threads: results, errors on every rank, time limits, and work objects.
-
-Its methods are called directly, because torch keeps the groups of ``torch.distributed`` once for each process.
-"""
+"""The process group itself, in worlds of threads: results and work objects."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ddl_torch.distributed import described
 from ddl_torch.distributed.group import DdlProcessGroup
 from ddl_torch.distributed.work import DoneWork, Works
 
-from ddlcore import api
-from ddlcore.errors import DeadlineExceeded, MismatchError
-from ddlcore.testing import run_world
-
-SHORT = timedelta(seconds=0.3)
-ALIKE = 12  # equal steps, after which they are replayed
-OP = dist.ReduceOp
-
-
-def run(
-    size: int, play: Callable[[DdlProcessGroup, int], Any], timeout_s: float = 60.0, backend: str = "threads"
-) -> list[Any]:
-    """Call ``play(group, rank)`` on every rank of a world of threads. Return the results by rank."""
-    store = dist.HashStore()
-
-    def begin(rank: int, job: api.Job) -> Any:
-        ranks = range(size)
-        group = DdlProcessGroup(store, rank, ranks, api.global_process_set, timedelta(seconds=timeout_s), False)
-        return play(group, rank)
-
-    return run_world(size, begin, backend=backend)
-
-
-def options(kind: str = "Allreduce", **values: Any) -> Any:
-    """Return the options that torch gives to a collective, for a call that waits unless ``values`` say otherwise."""
-    made = getattr(torch._C._distributed_c10d, f"{kind}Options")()
-    for name, value in {"asyncOp": False, **values}.items():
-        setattr(made, name, value)
-    return made
-
+from plugins.ddl_torch.tests.distributed.groups import OP, options, run
 
 # --- results
 
@@ -124,7 +88,7 @@ def test_sparse_tensors(op: Any) -> None:
 
 
 def test_an_allreduce_of_sparse_tensors_may_be_waited_for_later() -> None:
-    """The call returns before the other rank has made it, also if only the future is used, as by a hook of a model."""
+    """The call returns before the other rank has made its call. Its future can be used without a call of ``wait``."""
     late = threading.Event()
 
     def play(group: DdlProcessGroup, rank: int) -> list[float]:
@@ -243,7 +207,7 @@ def test_a_completed_work_has_written_its_outputs() -> None:
 
 
 def test_nothing_is_copied_to_an_output_after_the_wait() -> None:
-    """Two threads wait for one work. When the first of them goes on, the other copies no more."""
+    """Two threads wait for one work object. When ``wait`` returns in one of them, no thread is copying any more."""
 
     def play(group: DdlProcessGroup, rank: int) -> None:
         for _ in range(30):
@@ -268,274 +232,3 @@ def test_futures_have_the_outputs() -> None:
         return tensor
 
     assert [result.tolist() for result in run(2, play)] == [[2.0, 4.0]] * 2
-
-
-# --- errors
-
-
-def calls(group: DdlProcessGroup) -> dict[str, Callable[[], Any]]:
-    """Return calls of which any two contradict each other, by a word of the table in the message."""
-    three, four = torch.zeros(3), torch.zeros(4)
-    return {
-        "allreduce of 3": lambda: group.allreduce([three], options()),
-        "allreduce of 4": lambda: group.allreduce([four], options()),
-        "allreduce of integers": lambda: group.allreduce([torch.zeros(3, dtype=torch.int64)], options()),
-        "maximum": lambda: group.allreduce([three], options(reduceOp=OP.MAX)),
-        "broadcast": lambda: group.broadcast([three], options("Broadcast", rootRank=0)),
-        "broadcast from 1": lambda: group.broadcast([three], options("Broadcast", rootRank=1)),
-        "allgather": lambda: group.all_gather_single(torch.zeros(6), three, options("Allgather")),
-        "reduce_scatter": lambda: group.reduce_scatter_single(torch.zeros(2), four, options("ReduceScatter")),
-        "alltoall": lambda: group.all_to_all_single(torch.zeros(4), four, [], [], options("AllToAll")),
-        "barrier": lambda: group.barrier(options("Barrier")),
-        **{f"reduce to {root}": partial(group.reduce, [three], options("Reduce", rootRank=root)) for root in (0, 1)},
-        **{f"gather to {root}": partial(_gather, group, root) for root in (0, 1)},
-        **{f"scatter from {root}": partial(_scatter, group, root) for root in (0, 1)},
-        **{f"bitwise {op}": partial(_bitwise, group, getattr(OP, op)) for op in ("BAND", "BOR")},
-    }
-
-
-def _gather(group: DdlProcessGroup, root: int) -> Any:
-    outputs = [[torch.zeros(3) for _ in range(2)]] if group.rank() == root else []
-    return group.gather(outputs, [torch.zeros(3)], options("Gather", rootRank=root))
-
-
-def _scatter(group: DdlProcessGroup, root: int) -> Any:
-    inputs = [[torch.zeros(3) for _ in range(2)]] if group.rank() == root else []
-    return group.scatter([torch.zeros(3)], inputs, options("Scatter", rootRank=root))
-
-
-def _bitwise(group: DdlProcessGroup, op: Any) -> Any:
-    return group.allreduce([torch.zeros(3, dtype=torch.int64)], options(reduceOp=op))
-
-
-NAMES = ["allreduce of 3", "allreduce of 4", "allreduce of integers", "maximum", "broadcast", "broadcast from 1"]
-NAMES += [
-    "allgather",
-    "reduce_scatter",
-    "alltoall",
-    "barrier",
-    "reduce to 0",
-    "reduce to 1",
-    "gather to 0",
-    "gather to 1",
-]
-NAMES += ["scatter from 0", "scatter from 1", "bitwise BAND", "bitwise BOR"]
-
-
-@pytest.mark.parametrize("one", NAMES)
-def test_calls_that_contradict_each_other_raise_on_all_ranks(one: str) -> None:
-    """They raise instead of hanging. Afterwards the group can be used."""
-
-    def play(group: DdlProcessGroup, rank: int) -> None:
-        for other in NAMES:
-            if other == one:
-                continue
-            with pytest.raises(MismatchError):
-                calls(group)[one if rank == 0 else other]().wait()
-        tensor = torch.ones(2)
-        group.allreduce([tensor], options()).wait()
-        assert tensor.tolist() == [2.0, 2.0]
-
-    run(2, play)
-
-
-STEADY = [("allreduce of 3", "allreduce of 4"), ("allreduce of 3", "broadcast"), ("barrier", "allgather")]
-STEADY += [("broadcast", "broadcast from 1"), ("allgather", "allreduce of 3"), ("reduce_scatter", "barrier")]
-STEADY += [("reduce to 0", "reduce to 1"), ("scatter from 1", "scatter from 0"), ("bitwise BAND", "bitwise BOR")]
-
-
-@pytest.mark.parametrize(("one", "other"), STEADY, ids=[f"{one}, {other}" for one, other in STEADY])
-def test_they_also_raise_in_a_loop_that_is_replayed(one: str, other: str) -> None:
-    """There, the ranks that go on as before are in a collective already. They are called back after a second.
-
-    Over shared memory, the calling threads run the collectives themselves.
-    """
-
-    def play(group: DdlProcessGroup, rank: int) -> None:
-        for _ in range(12):
-            calls(group)[one]().wait()
-        with pytest.raises(MismatchError):
-            calls(group)[one if rank == 0 else other]().wait()
-        calls(group)[one]().wait()
-
-    run(2, play, backend="shm")
-
-
-def test_a_future_of_a_failed_operation_raises() -> None:
-    def play(group: DdlProcessGroup, rank: int) -> None:
-        work = group.allreduce([torch.zeros(3 + rank)], options(asyncOp=True))
-        with pytest.raises(RuntimeError, match="shape"):
-            work.get_future().wait()
-        assert work.is_completed()
-        assert not work.is_success()
-        assert isinstance(work.exception(), MismatchError)
-
-    run(2, play)
-
-
-@pytest.mark.parametrize("limit", ["wait", "call", "group"])
-def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_wished(
-    limit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The wait, the call or the group limits the time. When the rank comes after all, the operation ends."""
-    monkeypatch.setattr(described, "GRACE_S", 0.0)
-    late = threading.Event()
-
-    def play(group: DdlProcessGroup, rank: int) -> list[float]:
-        tensor = torch.ones(2)
-        if rank == 1:
-            assert late.wait(30)
-        made = group.allreduce([tensor], options(asyncOp=True, timeout=SHORT if limit == "call" else timedelta(0)))
-        if rank == 0:
-            begun_s = time.monotonic()
-            with pytest.raises(DeadlineExceeded, match=r"not ended after 0\.3 s: some rank has not started it"):
-                made.wait(SHORT) if limit == "wait" else made.wait()
-            assert 0.2 < time.monotonic() - begun_s < 20
-            late.set()
-        made.wait(timedelta(seconds=30))
-        return tensor.tolist()
-
-    assert run(2, play, timeout_s=0.3 if limit == "group" else 60) == [[2.0, 2.0]] * 2
-
-
-@pytest.mark.parametrize("limit", ["call", "group"])
-def test_a_blocking_call_in_replay_has_the_same_time_limits(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calling thread runs the collective itself then. The operation goes on, and ends when the rank comes after all."""
-    monkeypatch.setattr(described, "GRACE_S", 0.0)
-    late = threading.Event()
-
-    def play(group: DdlProcessGroup, rank: int) -> list[float]:
-        opts = options(asyncOp=False, timeout=SHORT if limit == "call" else timedelta(0))
-        tensor, usual = torch.ones(2), options(asyncOp=False, timeout=timedelta(seconds=60))
-        for _ in range(ALIKE):
-            group.allreduce([torch.ones(2)], usual).wait()
-        if rank == 1:
-            assert late.wait(30)
-            group.allreduce([tensor], usual).wait()
-        else:
-            begun_s = time.monotonic()
-            with pytest.raises(DeadlineExceeded, match=r"not ended after 0\.3 s"):
-                group.allreduce([tensor], opts).wait()
-            assert 0.2 < time.monotonic() - begun_s < 20
-            late.set()
-        group.barrier(options("Barrier", timeout=timedelta(seconds=60))).wait()
-        return tensor.tolist()
-
-    assert run(2, play, timeout_s=0.3 if limit == "group" else 60, backend="shm") == [[2.0, 2.0]] * 2
-
-
-def test_several_operations_in_one_work_have_a_time_limit_too() -> None:
-    late = threading.Event()
-
-    def play(group: DdlProcessGroup, rank: int) -> list[list[float]]:
-        outputs, inputs = [torch.zeros(2), torch.zeros(4)], [torch.ones(1), torch.ones(2)]
-        if rank == 1:
-            assert late.wait(30)
-        made = group.all_gather_single_coalesced(outputs, inputs, options("Allgather", asyncOp=True))
-        if rank == 0:
-            with pytest.raises(DeadlineExceeded):
-                made.wait(SHORT)
-            late.set()
-        made.wait(timedelta(seconds=30))
-        return [output.tolist() for output in outputs]
-
-    assert run(2, play) == [[[1.0] * 2, [1.0] * 4]] * 2
-
-
-def refused() -> dict[str, tuple[Callable[[DdlProcessGroup], Any], str]]:
-    """Return calls with arguments that do not fit, and what the error says."""
-    six = torch.zeros(6)
-    gathers, scatters, exchanges = options("Allgather"), options("ReduceScatter"), options("AllToAll")
-    return {
-        "output of all_gather": (
-            lambda group: group.all_gather_single(torch.zeros(5), torch.zeros(3), gathers),
-            "all_gather: the output has 5 elements, and the input 3; the output must have 2 times as many",
-        ),
-        "type of the output": (
-            lambda group: group.all_gather_single(six.long(), torch.zeros(3), gathers),
-            "output has shape .* and type int64, and the result has .* type float32",
-        ),
-        "input of reduce_scatter": (
-            lambda group: group.reduce_scatter_single(torch.zeros(2), six, scatters),
-            "reduce_scatter: the input has 6 elements, and the output 2; the input must have 2 times as many",
-        ),
-        "shapes of all_to_all_single": (
-            lambda group: group.all_to_all_single(torch.zeros(4), six, [], [], exchanges),
-            r"all_to_all_single: the input has shape \(6,\) and the output \(4,\)",
-        ),
-        "splits of all_to_all_single": (
-            lambda group: group.all_to_all_single(six.clone(), six, [3, 3], [2, 2], exchanges),
-            r"the split sizes \[2, 2\] and \[3, 3\] do not add up to the first dimensions of the input, 6",
-        ),
-        "two tensors": (
-            lambda group: group.allreduce([six, six], options()),
-            "a call has one tensor for each rank, not 2",
-        ),
-        "bits of floats": (
-            lambda group: group.allreduce([six], options(reduceOp=OP.BAND)).wait(),
-            "bitwise operations are for integers, not for torch.float32",
-        ),
-        "maximum of sparse tensors": (
-            lambda group: group.allreduce([six.to_sparse()], options(reduceOp=OP.MAX)),
-            "has no meaning for sparse tensors; use Average or Sum",
-        ),
-    }
-
-
-@pytest.mark.parametrize("what", refused())
-def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(what: str) -> None:
-    call, message = refused()[what]
-
-    def play(group: DdlProcessGroup, rank: int) -> None:
-        with pytest.raises(ValueError, match=message):
-            call(group)
-        group.barrier(options("Barrier")).wait()
-
-    run(2, play)
-
-
-# --- from rank to rank, and waiting
-
-
-def test_sends_and_receives() -> None:
-    """By rank and tag, and from any rank, which the work then names."""
-
-    def play(group: DdlProcessGroup, rank: int) -> None:
-        if rank == 0:
-            first, second, third = torch.zeros(2), torch.zeros(2), torch.zeros(1)
-            later = group.recv([second], 1, 8)
-            group.recv([first], 1, 7).wait()
-            later.wait()
-            anyone = group.recv_anysource([third], 9)
-            anyone.wait()
-            assert anyone._source_rank() == 2
-            assert [first.tolist(), second.tolist(), third.tolist()] == [[7.0] * 2, [8.0] * 2, [9.0]]
-        elif rank == 1:
-            for tag in (7, 8):
-                group.send([torch.full((2,), float(tag))], 0, tag).wait()
-        else:
-            group.send([torch.full((1,), 9.0)], 0, 9).wait()
-        group.barrier(options("Barrier")).wait()
-
-    run(3, play)
-
-
-@pytest.mark.parametrize("everyone", [False, True])
-def test_a_monitored_barrier_names_who_is_missing(everyone: bool) -> None:
-    def play(group: DdlProcessGroup, rank: int) -> None:
-        group.monitored_barrier(timedelta(seconds=30))
-        if rank in (1, 2):
-            return
-        with pytest.raises(RuntimeError, match="ranks 1, 2 did" if everyone else "ranks 1 did not call it within 0.3"):
-            group.monitored_barrier(SHORT, wait_all_ranks=everyone)
-
-    run(4, play)
-
-
-def test_a_monitored_barrier_without_rank_0() -> None:
-    def play(group: DdlProcessGroup, rank: int) -> None:
-        if rank > 0:
-            with pytest.raises(RuntimeError, match=r"ranks 0 did not call it within 0\.3 s"):
-                group.monitored_barrier(SHORT)
-
-    run(3, play)

@@ -106,7 +106,7 @@ class DdlProcessGroup(ReducingGroup, MovingGroup):
                 f"monitored_barrier: ranks {named} did not call it within {patience.total_seconds():g} s"
             )
 
-    # --- from rank to rank
+    # --- point to point
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
         return self._p2p.send(tensors, to, tag)

@@ -53,7 +53,11 @@ class MovingGroup(DescribedGroup):
         return self._gathered(source, whole, targets, None if whole is not None else spread(targets), opts)
 
     def _gathered(self, source: torch.Tensor, output: torch.Tensor | None, outputs: Any, land: Any, opts: Any) -> Any:
-        """Gather ``source`` into ``output``; if it is None, ``land`` copies the result, which has a row for each rank."""
+        """Gather ``source`` into ``output``.
+
+        ``output`` None: gather into a new tensor, which has one row for each rank. ``land`` then copies its rows to the
+        user's ``outputs``.
+        """
         rows = source.detach().contiguous().unsqueeze(0)
         if output is None:  # all ranks give ddl an output, and so say that their sizes are equal
             output = rows.new_empty((len(self._ranks), *source.shape))

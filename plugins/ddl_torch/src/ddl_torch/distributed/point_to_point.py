@@ -1,4 +1,7 @@
-"""Sends and receives by torch's own Gloo group, which is opened at the first of them: ddl has collectives only."""
+"""Sends tensors from one rank to another by torch's own Gloo, because ddl has only collectives.
+
+The Gloo group is opened at the first call.
+"""
 
 from __future__ import annotations
 

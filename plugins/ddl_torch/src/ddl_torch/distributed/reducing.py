@@ -53,15 +53,18 @@ class ReducingGroup(DescribedGroup):
         if how is None or len({(one.dtype, one.device) for one in tensors}) > 1:
             return together([self.allreduce([one], opts) for one in tensors], tensors)
         dense = [dense_of(one) for one in tensors]
-        handle = OPERATIONS.grouped_allreduce_async(
-            dense,
-            outputs=dense,
+        return self._work(self._grouped(dense, how, opts), tensors, copies_back(tensors, dense), opts)
+
+    def _grouped(self, tensors: Tensors, how: ReduceArguments, opts: Any) -> Any:
+        """Start one allreduce of all ``tensors``, in place. Return its handle."""
+        return OPERATIONS.grouped_allreduce_async(
+            tensors,
+            outputs=tensors,
             op=how.op,
             prescale_factor=how.prescale_factor,
             process_set=self._set,
             waits=waits(opts),
         )
-        return self._work(handle, tensors, copies_back(tensors, dense), opts)
 
     def _sparse(self, tensor: torch.Tensor, op: Any, opts: Any) -> Any:
         how = reduction(op)
@@ -144,15 +147,7 @@ class ReducingGroup(DescribedGroup):
             return self._bitwise_scatter(output, parts, op_of(opts), opts)
         copies = [part.detach().clone(memory_format=torch.contiguous_format) for part in parts]
         mine = copies[self._rank]
-        handle = OPERATIONS.grouped_allreduce_async(
-            copies,
-            outputs=copies,
-            op=how.op,
-            prescale_factor=how.prescale_factor,
-            process_set=self._set,
-            waits=waits(opts),
-        )
-        return self._work(handle, [output], lambda _: lands_in(output)(mine), opts)
+        return self._work(self._grouped(copies, how, opts), [output], lambda _: lands_in(output)(mine), opts)
 
     def _bitwise_scatter(self, output: torch.Tensor, parts: Tensors, op: Any, opts: Any) -> Any:
         """Send every rank its part, and reduce what has come."""

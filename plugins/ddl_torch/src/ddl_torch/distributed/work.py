@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ddlcore.api import Handle
+
+_LEAST_S = 1e-6  # the shortest timeout of a work: 0 would be none
 
 
 class _Landing:
@@ -151,8 +154,11 @@ class Works(dist.Work):  # type: ignore[misc]
         self._land = _Landing(land)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until all have ended. ``timeout``, if it is not None or 0, limits the time for all of them together."""
+        deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
         for work in self._works:
-            work.wait(timeout)
+            left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), _LEAST_S)
+            work.wait(None if left_s is None else timedelta(seconds=left_s))
         self._land(None)
         return True
 
