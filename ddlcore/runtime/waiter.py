@@ -116,8 +116,8 @@ class Waiter:
             self._events.waited(round(since_s * 1e9), round(until_s * 1e9))
         if timeout_s is not None and awaited.pending:
             raise DeadlineExceeded(
-                f"an operation has not ended after {timeout_s:g} s: some rank has not started it, or does not answer; "
-                "the report that comes after stall_warning_s names the ranks"
+                f"an operation has not ended within its timeout of {timeout_s:g} s: some rank has not started it, or "
+                "does not answer; the report that comes after stall_warning_s names the ranks"
             )
 
     def wait_for_device(self, operation: Waited, timeout_s: float | None = None) -> None:

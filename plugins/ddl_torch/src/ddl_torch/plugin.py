@@ -25,7 +25,7 @@ def ddl_adapters() -> list[AdapterProvider]:
                     "torch_backend",
                     str,
                     "",
-                    "ddl: scripts that call init_process_group with Gloo, or without a backend, use the backend ddl",
+                    "ddl: scripts that call init_process_group with Gloo or MPI, or without a backend, use the backend ddl",
                     choices=("", "ddl"),
                 ),
             ),

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from ddl_torch_backend import NAME
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddl_torch.reducer import Reducer
@@ -123,6 +125,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Ten
 def _any_stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     """After the first step of an optimizer that is not distributed, compare its parameters between ranks.
 
+    Not in a program of torch.distributed on ddl: torch has many ways to divide a model or an optimizer among ranks.
+
     torch calls this function after every step of every optimizer in the process. A call after a later step of the same
     optimizer in the same job costs only one lookup.
     """
@@ -133,6 +137,8 @@ def _any_stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> 
     if seen is not None and seen() is job:
         return
     vars(optimizer)[SEEN] = weakref.ref(job)
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == NAME:
+        return
     if any(is_sharded(param) for _, param in _of_optimizer(optimizer)):
         return
     mine = weakref.ref(optimizer)

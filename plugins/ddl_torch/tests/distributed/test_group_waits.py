@@ -34,7 +34,9 @@ def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_wished(
         made = group.allreduce([tensor], options(asyncOp=True, timeout=SHORT if limit == "call" else timedelta(0)))
         if rank == 0:
             begun_s = time.monotonic()
-            with pytest.raises(DeadlineExceeded, match=r"not ended after 0\.3 s: some rank has not started it"):
+            with pytest.raises(
+                DeadlineExceeded, match=r"not ended within its timeout of 0\.3 s: some rank has not started it"
+            ):
                 made.wait(SHORT) if limit == "wait" else made.wait()
             assert 0.2 < time.monotonic() - begun_s < 20
             late.set()
@@ -63,7 +65,7 @@ def test_a_blocking_call_in_replay_has_the_same_time_limits(limit: str, monkeypa
             group.allreduce([tensor], usual).wait()
         else:
             begun_s = time.monotonic()
-            with pytest.raises(DeadlineExceeded, match=r"not ended after 0\.3 s"):
+            with pytest.raises(DeadlineExceeded, match=r"not ended within its timeout of 0\.3 s"):
                 group.allreduce([tensor], opts).wait()
             assert 0.2 < time.monotonic() - begun_s < 20
             late.set()
@@ -138,16 +140,29 @@ def test_a_monitored_barrier_names_who_is_missing(everyone: bool) -> None:
         group.monitored_barrier(timedelta(seconds=30))
         if rank in (1, 2):
             return
-        with pytest.raises(RuntimeError, match="ranks 1, 2 did" if everyone else "ranks 1 did not call it within 0.3"):
+        named = "ranks 1, 2" if everyone else "rank 1"
+        failed = rf"Rank 0\]: {named.capitalize()} failed to pass monitoredBarrier in 300 ms"
+        with pytest.raises(
+            RuntimeError, match=failed if rank == 0 else f"Rank 3 successfully .* from rank 0: {named} "
+        ):
             group.monitored_barrier(SHORT, wait_all_ranks=everyone)
 
     run(4, play)
 
 
+def test_a_monitored_barrier_without_time() -> None:
+    def play(group: DdlProcessGroup, rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="Rank 0 timed out in monitoredBarrier after 0 ms"):
+                group.monitored_barrier(timedelta(0))
+
+    run(2, play)
+
+
 def test_a_monitored_barrier_without_rank_0() -> None:
     def play(group: DdlProcessGroup, rank: int) -> None:
         if rank > 0:
-            with pytest.raises(RuntimeError, match=r"ranks 0 did not call it within 0\.3 s"):
+            with pytest.raises(RuntimeError, match="rank 0 did not call it within 300 ms"):
                 group.monitored_barrier(SHORT)
 
     run(3, play)

@@ -153,7 +153,9 @@ def test_the_timeout_of_the_group_ends_a_job_of_ddl_run() -> None:
     assert any("stalled for more than 12 s" in error and "not on rank 1" in error for error in errors), text
 
 
-@pytest.mark.parametrize("way", ["gloo", *(pytest.param(one, marks=pytest.mark.long) for one in ("none", "mesh"))])
+@pytest.mark.parametrize(
+    "way", ["gloo", *(pytest.param(one, marks=pytest.mark.long) for one in ("none", "mesh", "mpi"))]
+)
 def test_scripts_for_gloo_run_unchanged_on_request(way: str) -> None:
     text = launch(SIZE, PROGRAMS / "unchanged.py", way, options=["--torch-backend", "ddl"])
     for rank in range(SIZE):

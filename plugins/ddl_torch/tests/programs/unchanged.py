@@ -21,6 +21,8 @@ def main(way: str) -> None:
     for group in (None, pair, same):
         dist.all_reduce(tensor, group=group)
     assert tensor.tolist() == [4.0, 4.0], tensor
+    for group in (None, pair):
+        dist.monitored_barrier(group, timeout=60.0)
     print(f"rank {dist.get_rank()}: {[dist.get_backend(group) for group in (None, pair, same)]}", flush=True)
     dist.destroy_process_group()
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddl_torch.autograd import OPERATIONS
+from ddl_torch.distributed.uncompiled import uncompiled
 from ddl_torch.distributed.work import DdlWork
 from ddlcore.api import ProcessSet
 from ddlcore.api.unnamed_calls import UnnamedBlockingCalls
@@ -18,6 +19,7 @@ NO_TIME = timedelta(0)
 GRACE_S = 5.0  # the error that names the missing ranks comes after the group's timeout, and from the coordinator
 
 
+@uncompiled
 class DescribedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch's class has no types
     """A group of torch.distributed without collectives. The methods have the signatures of torch's own class.
 

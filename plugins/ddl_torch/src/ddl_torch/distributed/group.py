@@ -6,7 +6,6 @@ operation differs between ranks raises MismatchError on all of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,10 +13,12 @@ from typing import Any
 import torch.distributed as dist
 
 from ddl_torch.distributed.arguments import waits
-from ddl_torch.distributed.joining import join_job
+from ddl_torch.distributed.joining import join_job, world_name
+from ddl_torch.distributed.monitored import wait_for_all
 from ddl_torch.distributed.moving import MovingGroup
 from ddl_torch.distributed.point_to_point import PointToPoint
 from ddl_torch.distributed.reducing import ReducingGroup
+from ddl_torch.distributed.uncompiled import uncompiled
 from ddl_torch.distributed.work import DONE
 from ddlcore.api import ProcessSet, global_process_set, shutdown
 from ddlcore.api.framework_groups import add_members_set, barrier_async
@@ -36,18 +37,11 @@ def create(options: Any, backend_options: Any = None) -> DdlProcessGroup:
     else:
         ours = join_job(options.store, rank, size, options.timeout)
         ranks, members = list(range(size)), global_process_set
-    return DdlProcessGroup(options.store, rank, ranks, members, options.timeout, ours)
+    store = dist.PrefixStore(f"ddl/{world_name()}", options.store)  # nothing in it is older than this world
+    return DdlProcessGroup(store, rank, ranks, members, options.timeout, ours)
 
 
-def _is_there(store: Any, key: str, patience: timedelta) -> bool:
-    """Wait until ``store`` has ``key``, for at most ``patience``, and return whether it has."""
-    try:
-        store.wait([key], patience)
-    except RuntimeError:
-        return False
-    return True
-
-
+@uncompiled
 class DdlProcessGroup(ReducingGroup, MovingGroup):
     """A group of torch.distributed whose collectives run on ddl.
 
@@ -81,30 +75,12 @@ class DdlProcessGroup(ReducingGroup, MovingGroup):
         """Wait until all ranks have called this. If some do not within ``timeout``, rank 0 raises an error with their ranks.
 
         With ``wait_all_ranks``, the error names all of them, otherwise the first one. The other ranks raise an error, too.
+        The errors begin as Gloo's do: there are programs that look for these words.
         """
-        patience = self._timeout if timeout is None else timeout
         self._barriers += 1
         store = dist.PrefixStore(f"ddl/monitored/{self._barriers}", self._store)
-        store.set(str(self._rank), "here")
-        missing: list[int] = []
-        if self._rank == 0:
-            deadline_s = time.monotonic() + patience.total_seconds()
-            for rank in range(1, len(self._ranks)):
-                left = max(timedelta(seconds=deadline_s - time.monotonic()), timedelta(milliseconds=1))
-                if not _is_there(store, str(rank), left):
-                    missing.append(rank)
-                    if not wait_all_ranks:
-                        break
-            store.set("over", ",".join(map(str, missing)))
-        elif _is_there(store, "over", 2 * patience):
-            missing = [int(rank) for rank in store.get("over").decode().split(",") if rank]
-        else:
-            missing = [0]
-        if missing:
-            named = ", ".join(map(str, missing))
-            raise RuntimeError(
-                f"monitored_barrier: ranks {named} did not call it within {patience.total_seconds():g} s"
-            )
+        patience = self._timeout if timeout is None else timeout
+        wait_for_all(store, self._rank, len(self._ranks), patience, wait_all_ranks)
 
     # --- point to point
 

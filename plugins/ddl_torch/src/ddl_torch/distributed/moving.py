@@ -11,12 +11,14 @@ from ddl_torch.autograd import OPERATIONS
 from ddl_torch.distributed.arguments import dense_of, one_of, waits
 from ddl_torch.distributed.described import DescribedGroup
 from ddl_torch.distributed.layout import joined, lands_in, spread
+from ddl_torch.distributed.uncompiled import uncompiled
 from ddl_torch.distributed.work import DONE, together
 from ddlcore.errors import InvalidArgument
 
 Tensors = Sequence[torch.Tensor]
 
 
+@uncompiled
 class MovingGroup(DescribedGroup):
     """The broadcasts, gathers, scatters and exchanges of a group."""
 

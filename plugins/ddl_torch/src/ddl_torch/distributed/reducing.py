@@ -12,6 +12,7 @@ from ddl_torch.distributed.arguments import copies_back, dense_of, one_of, op_of
 from ddl_torch.distributed.described import DescribedGroup
 from ddl_torch.distributed.layout import joined, lands_in
 from ddl_torch.distributed.reductions import bitwise, bitwise_name, reduction, require_integers
+from ddl_torch.distributed.uncompiled import uncompiled
 from ddl_torch.distributed.work import DONE, Works, together
 from ddl_torch.sparse import sparse_allreduce_async
 from ddlcore.api.reduce_calls import ReduceArguments
@@ -20,6 +21,7 @@ from ddlcore.errors import InvalidArgument
 Tensors = Sequence[torch.Tensor]
 
 
+@uncompiled
 class ReducingGroup(DescribedGroup):
     """The reductions of a group."""
 

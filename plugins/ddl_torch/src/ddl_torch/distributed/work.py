@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddl_torch.distributed.uncompiled import uncompiled
 from ddlcore.api import Handle
 
 _LEAST_S = 1e-6  # the shortest timeout of a work: 0 would be none
@@ -33,6 +34,7 @@ class _Landing:
                     self._land = None
 
 
+@uncompiled
 class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
     """An operation in flight. Any thread may wait for it, for at most ``limit_s`` seconds or what ``wait`` is given.
 
@@ -105,6 +107,7 @@ class DdlWork(dist.Work):  # type: ignore[misc]  # torch's class has no types
         return self._outputs
 
 
+@uncompiled
 class DoneWork(dist.Work):  # type: ignore[misc]
     """Work that was done at the call."""
 
@@ -144,6 +147,7 @@ def together(works: Sequence[Any], outputs: Any) -> Any:
     return works[0] if len(works) == 1 else Works(works, outputs)
 
 
+@uncompiled
 class Works(dist.Work):  # type: ignore[misc]
     """Several works that are waited for together. ``land`` is called once when all have ended, see DdlWork."""
 
