@@ -15,6 +15,7 @@ from ddlcore.api.beginning import begin
 from ddlcore.api.objects import submit_control
 from ddlcore.api.process_set import ProcessSet, change_sets
 from ddlcore.api.world import PROCESS, current_job, is_initialized, rank, size
+from ddlcore.contracts.store import PrefixStore, Store
 from ddlcore.errors import InvalidArgument
 from ddlcore.messages.spec import Spec
 from ddlcore.plug.settings import settings_of
@@ -26,7 +27,7 @@ from ddlcore.types import Kind
 if TYPE_CHECKING:
     from ddlcore.contracts.cluster import RankInfo
 
-__all__ = ["add_members_set", "barrier_async", "has_rank", "init_as", "remove_members_set"]
+__all__ = ["add_members_set", "barrier_async", "has_rank", "init_as", "remove_members_set", "world_store"]
 
 
 def has_rank() -> bool:
@@ -55,6 +56,11 @@ def init_as(rank_info: RankInfo, cluster: str, defaults: Mapping[str, str]) -> N
             f"{cluster} asks for rank {rank_info.rank} of {rank_info.size}, but this process is rank {here[0]} of "
             f"{here[1]} in ddl's job; give the same numbers, or leave ddl's launcher out"
         )
+
+
+def world_store(prefix: str) -> Store:
+    """Return the part of this world's store whose keys begin with ``prefix``. No other world sees its values."""
+    return PrefixStore(prefix, current_job().world_store)
 
 
 def add_members_set(ranks: Sequence[int], label: str) -> ProcessSet:

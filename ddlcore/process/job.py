@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlcore.config.loading import Settings
+from ddlcore.contracts.store import Store
 from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError, NotInitialized
@@ -147,6 +148,7 @@ class Job:
         )
         parts = self._parts
         self.sets: ProcessSets = parts.sets
+        self.world_store: Store = parts.world_store
         self.tensor_queue: TensorQueue = parts.tensor_queue
         self.lookout: Lookout = parts.lookout
         self.waiter: Waiter = parts.waiter

@@ -107,8 +107,8 @@ class Parts:
         self.standing = Standing(self.end)
         self.outbox = Outbox(channel.wake)
         completion = Completion()
-        self._session_store = _SessionStore(self.standing, store)
-        self.sets = ProcessSets(self._opener(settings, self._session_store))
+        self.world_store = _WorldStore(self.standing, store)
+        self.sets = ProcessSets(self._opener(settings, self.world_store))
         facts = {"ddl": VERSION, "fusion_bytes": settings.whole("fusion_bytes")}
         self.timeline = TimelineSwitch(partial(self._timeline_recorder, facts))
         self.tensor_queue = TensorQueue(completion, self.outbox, self.flight, self.timeline)
@@ -138,7 +138,7 @@ class Parts:
         # Imported here: few ranks record a timeline.
         from ddlcore.runtime.timeline_recorder import TimelineRecorder
 
-        place, store = self._world_place, self._session_store
+        place, store = self._world_place, self.world_store
         clock = self._store.clock
         return TimelineRecorder(self.sets, self.meter, store, clock, place.launched, place.ranks, facts)
 
@@ -267,7 +267,7 @@ class Parts:
         self._settings = settings
         self._reopened += 1
         self._executor.reopened()
-        self.sets.reopen(replace(self._opener(settings, self._session_store), generation=self._reopened))
+        self.sets.reopen(replace(self._opener(settings, self.world_store), generation=self._reopened))
 
     def explain(self, asked: Explain) -> Sample:
         return self._verification.explain(asked)
@@ -359,7 +359,7 @@ class Parts:
         self._store.close()
 
 
-class _SessionStore(PrefixStore):
+class _WorldStore(PrefixStore):
     """The part of the store that belongs to one world. The keys of this part begin with the name of the world.
 
     The name of the world is known only after all ranks have called ``init``, so it is looked up at each access.

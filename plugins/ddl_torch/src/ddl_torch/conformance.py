@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from ddl_conform.process_groups import ProcessGroupSuite
 
 from ddl_torch.adapter import TorchAdapter
 from ddlcore.testing import ELEMENTS, AdapterSuite
 
 
-class TorchSuite(AdapterSuite):
-    """The adapter tests of the conformance kit for torch; `ddl conform torch` runs them."""
+class TorchSuite(AdapterSuite, ProcessGroupSuite):
+    """The tests of the conformance kit for torch's tensors and for the backend ``ddl``; `ddl conform torch` runs them."""
 
+    group_backend = "ddl"
     adapter = TorchAdapter()
     elements = ELEMENTS - {"float8_e4m3b11fnuz"}
 

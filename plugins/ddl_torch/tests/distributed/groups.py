@@ -29,7 +29,7 @@ def run(
 
     def begin(rank: int, job: api.Job) -> Any:
         ranks = range(size)
-        group = DdlProcessGroup(store, rank, ranks, api.global_process_set, timedelta(seconds=timeout_s), False)
+        group = DdlProcessGroup(store, rank, ranks, api.global_process_set, timedelta(seconds=timeout_s), False, store)
         return play(group, rank)
 
     return run_world(size, begin, backend=backend)

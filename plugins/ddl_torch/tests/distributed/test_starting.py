@@ -113,6 +113,14 @@ def test_launchers(launcher: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("way", ["tcp", "file"])
+def test_ranks_that_torch_spawns(way: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAMS / "spawned.py"), *ways(tmp_path)[way]]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150)
+    assert done.returncode == 0 and all(said in done.stdout for said in SAID), done.stdout
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["ddl", "torch"])
 def test_ddl_and_torch_distributed_in_one_program(first: str) -> None:
     """They share one world, in which calls of both are replayed. The job ends with the group only if the group began it."""

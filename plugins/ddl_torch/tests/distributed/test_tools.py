@@ -126,6 +126,17 @@ def test_the_compiler_that_makes_machine_code() -> None:
     assert accuracy >= 95.0
 
 
+@pytest.mark.long
+def test_an_elastic_training_goes_on_without_a_killed_rank(tmp_path: Path) -> None:
+    """DistributedDataParallel is made anew in each world; the process that replaces the killed one joins."""
+    args = (str(tmp_path / "killed"), str(FOLDER / "elastic_ddp.py"))
+    shown = launch(3, PROGRAMS / "killed.py", *args, options=["--min-np", "2"])
+    assert "rank 1 died (SIGKILL); 2 ranks go on" in shown, shown
+    (size,) = set(re.findall(r"rank \d of (\d): parameters", shown))
+    accuracy, _ = facts(shown, int(size))
+    assert accuracy >= 95.0
+
+
 def test_the_page_shows_lines_of_the_examples() -> None:
     """Each block of Python that names a file of the folder consists of lines of that file, in their order."""
     shown = [block for block in blocks(PAGE) if block.code.startswith("# examples/torch_backend/")]

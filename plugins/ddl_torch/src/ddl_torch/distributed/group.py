@@ -13,14 +13,15 @@ from typing import Any
 import torch.distributed as dist
 
 from ddl_torch.distributed.arguments import waits
-from ddl_torch.distributed.joining import join_job, world_name
+from ddl_torch.distributed.joining import join_job
 from ddl_torch.distributed.monitored import wait_for_all
 from ddl_torch.distributed.moving import MovingGroup
 from ddl_torch.distributed.point_to_point import PointToPoint
 from ddl_torch.distributed.reducing import ReducingGroup
+from ddl_torch.distributed.store import DdlStore
 from ddl_torch.distributed.uncompiled import uncompiled
 from ddl_torch.distributed.work import DONE
-from ddlcore.api import ProcessSet, global_process_set, shutdown
+from ddlcore.api import ProcessSet, current_job, global_process_set, shutdown
 from ddlcore.api.framework_groups import add_members_set, barrier_async
 
 
@@ -34,18 +35,21 @@ def create(options: Any, backend_options: Any = None) -> DdlProcessGroup:
     ours = False
     if ranks:
         members = add_members_set(ranks, f"group {options.group_id}")
+        own = f"set {members.process_set_id}"
     else:
         ours = join_job(options.store, rank, size, options.timeout)
         ranks, members = list(range(size)), global_process_set
-    store = dist.PrefixStore(f"ddl/{world_name()}", options.store)  # nothing in it is older than this world
-    return DdlProcessGroup(store, rank, ranks, members, options.timeout, ours)
+        own = f"default group {current_job().next_ordinal('default groups')}"
+    store = DdlStore(own, options.timeout)  # torch's own may hold what earlier groups with this name have left there
+    return DdlProcessGroup(options.store, rank, ranks, members, options.timeout, ours, store)
 
 
 @uncompiled
 class DdlProcessGroup(ReducingGroup, MovingGroup):
     """A group of torch.distributed whose collectives run on ddl.
 
-    ``ranks``: the ranks of the world, by rank in the group. ``starts_job``: this group has started ddl's job.
+    ``store``: torch's own. ``ranks``: the ranks of the world, by rank in the group. ``starts_job``: this group has
+    started ddl's job. ``own_store``: holds nothing but what this group writes.
     """
 
     def __init__(
@@ -56,10 +60,12 @@ class DdlProcessGroup(ReducingGroup, MovingGroup):
         process_set: ProcessSet,
         timeout: timedelta,
         starts_job: bool,
+        own_store: Any,
     ) -> None:
         super().__init__(store, rank, ranks, process_set, timeout)
         self._starts_job = starts_job
-        self._p2p = PointToPoint(store, rank, len(ranks), timeout)
+        self._own_store = own_store
+        self._p2p = PointToPoint(own_store, rank, len(ranks), timeout)
         self._barriers = 0
 
     # --- waiting for each other
@@ -78,7 +84,7 @@ class DdlProcessGroup(ReducingGroup, MovingGroup):
         The errors begin as Gloo's do: there are programs that look for these words.
         """
         self._barriers += 1
-        store = dist.PrefixStore(f"ddl/monitored/{self._barriers}", self._store)
+        store = dist.PrefixStore(f"monitored barrier {self._barriers}", self._own_store)
         patience = self._timeout if timeout is None else timeout
         wait_for_all(store, self._rank, len(self._ranks), patience, wait_all_ranks)
 

@@ -10,32 +10,22 @@ from ddlcore.api import current_job, is_initialized
 from ddlcore.api.framework_groups import has_rank, init_as
 from ddlcore.contracts import RankInfo
 
-_world_name = ""
-
-
-def world_name() -> str:
-    """Return a text that is equal on all ranks of the default group, and that no earlier default group has had."""
-    return _world_name
-
 
 def join_job(store: Any, rank: int, size: int, timeout: timedelta) -> bool:
     """Start ddl's job with the ranks of torch's default group, unless it runs already. Return whether this call did so.
 
-    ``store``: torch's store, by which the ranks meet. ``timeout``: of the group; a collective for which a rank waits
-    longer ends the job, with an error that names the ranks that are missing, unless DDL_STALL_SHUTDOWN_S says
-    otherwise. Raises ValueError if the job that runs has another rank or size, and DeadlineExceeded if some of the
-    ranks do not come within ``timeout``.
+    ``store``: torch's store, by which the ranks meet if ddl does not know them yet. ``timeout``: of the group; a
+    collective for which a rank waits longer ends the job, with an error that names the ranks that are missing, unless
+    DDL_STALL_SHUTDOWN_S says otherwise. Raises ValueError if the job that runs has another rank or size, and
+    DeadlineExceeded if some of the ranks do not come within ``timeout``.
     """
-    global _world_name
     runs = is_initialized()
     defaults = {"DDL_STALL_SHUTDOWN_S": f"{timeout.total_seconds():g}"}
     if has_rank() or size == 1:
-        init_as(RankInfo(rank, size, launch=""), "torch.distributed", defaults)
-        meeting = meet(store, rank, size, timeout)
+        info = RankInfo(rank, size, launch="")
     else:
         meeting = meet(store, rank, size, timeout)
-        local_size = size if meeting.on_one_host else None
-        init_as(RankInfo(rank, size, local_size=local_size, launch=meeting.name), "torch.distributed", defaults)
+        info = RankInfo(rank, size, local_size=size if meeting.on_one_host else None, launch=meeting.name)
+    init_as(info, "torch.distributed", defaults)
     assert current_job().size == size
-    _world_name = meeting.name
     return not runs

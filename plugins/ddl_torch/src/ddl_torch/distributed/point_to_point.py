@@ -26,7 +26,7 @@ class PointToPoint:
             options = dist.ProcessGroupGloo._Options()
             options._timeout = timeout
             options._devices = [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
-            self._opened = dist.ProcessGroupGloo(dist.PrefixStore("ddl/p2p", store), rank, size, options)
+            self._opened = dist.ProcessGroupGloo(dist.PrefixStore("point to point", store), rank, size, options)
         return self._opened
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:

@@ -5,6 +5,7 @@ Unlike in Horovod, no failure makes a rank repeat steps that were already applie
 
 from __future__ import annotations
 
+from ddl_torch.elastic.process_group import process_group
 from ddl_torch.elastic.sampler import ElasticSampler, GlobalBatchSampler
 from ddl_torch.elastic.state import TorchState
 from ddlcore.api.elastic import HostsUpdatedInterrupt, ObjectState, State, run
@@ -16,5 +17,6 @@ __all__ = [
     "ObjectState",
     "State",
     "TorchState",
+    "process_group",
     "run",
 ]

@@ -1,4 +1,4 @@
-"""Random calls of torch.distributed: how a rank makes one, and what it must get. Knows no ddl."""
+"""Random calls of torch.distributed: how a rank makes one, and what it must get."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-__all__ = ["KINDS", "Call", "expected", "make", "start"]
 
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bfloat16, torch.complex64)
@@ -37,7 +35,7 @@ REDUCES = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "re
 
 
 @dataclass(frozen=True)
-class Call:
+class GroupCall:
     """One collective. ``seed`` determines the values that each rank gives."""
 
     kind: str
@@ -50,10 +48,10 @@ class Call:
     seed: int = 0
 
 
-def make(chance: random.Random, groups: Sequence[tuple[int, ...]], like: Call | None = None) -> Call:
+def make(chance: random.Random, groups: Sequence[tuple[int, ...]], like: GroupCall | None = None) -> GroupCall:
     """Return a random call in one of ``groups``. If ``like`` is given, return that call with other values."""
     if like is not None:
-        return Call(**{**vars(like), "seed": chance.randrange(1000)})
+        return GroupCall(**{**vars(like), "seed": chance.randrange(1000)})
     members = chance.choice(list(groups))
     kind, dtype = chance.choice(KINDS), chance.choice(DTYPES)
     op = chance.choice(OPS) if kind in REDUCES else "SUM"
@@ -64,10 +62,12 @@ def make(chance: random.Random, groups: Sequence[tuple[int, ...]], like: Call | 
     elif op == "AVG":
         op = "MIN"  # an average of integers is not defined by torch
     root = chance.randrange(len(members))
-    return Call(kind, members, dtype, chance.choice(SHAPES), op, root, chance.random() < 0.2, chance.randrange(1000))
+    return GroupCall(
+        kind, members, dtype, chance.choice(SHAPES), op, root, chance.random() < 0.2, chance.randrange(1000)
+    )
 
 
-def _values(call: Call, rank: int, shape: Sequence[int], part: int = 0) -> torch.Tensor:
+def _values(call: GroupCall, rank: int, shape: Sequence[int], part: int = 0) -> torch.Tensor:
     """Return the values that ``rank`` of the group gives; small, so that sums and products are exact in every type."""
     count = 1
     for extent in shape:
@@ -77,7 +77,7 @@ def _values(call: Call, rank: int, shape: Sequence[int], part: int = 0) -> torch
     return values * (1 + 1j) if call.dtype.is_complex else values
 
 
-def _laid(call: Call, values: torch.Tensor) -> torch.Tensor:
+def _laid(call: GroupCall, values: torch.Tensor) -> torch.Tensor:
     """Return ``values``, with gaps between the elements if the call has them."""
     if not call.gaps or values.dim() == 0:
         return values.clone()
@@ -87,7 +87,7 @@ def _laid(call: Call, values: torch.Tensor) -> torch.Tensor:
     return view
 
 
-def _reduced(call: Call, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _reduced(call: GroupCall, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     operations: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "SUM": torch.add,
         "AVG": torch.add,
@@ -102,11 +102,11 @@ def _reduced(call: Call, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return (whole / len(tensors)).to(call.dtype) if call.op == "AVG" else whole
 
 
-def _uneven(call: Call, giver: int, to: int) -> int:
+def _uneven(call: GroupCall, giver: int, to: int) -> int:
     return (call.seed + giver + 2 * to) % 3
 
 
-def start(call: Call, group: Any, me: int, async_op: bool) -> tuple[Any, Callable[[], list[torch.Tensor]]]:
+def start(call: GroupCall, group: Any, me: int, async_op: bool) -> tuple[Any, Callable[[], list[torch.Tensor]]]:
     """Make the call on ``me``, a rank of the group. Return the work, and a function that returns the results after it."""
     size = len(call.members)
     how: Any = {"group": group, "async_op": async_op}
@@ -168,7 +168,7 @@ def start(call: Call, group: Any, me: int, async_op: bool) -> tuple[Any, Callabl
     return dist.all_to_all_single(got, whole, received, sent, **how), lambda: [got]
 
 
-def expected(call: Call, me: int) -> list[torch.Tensor]:
+def expected(call: GroupCall, me: int) -> list[torch.Tensor]:
     """Return what ``me``, a rank of the group, must get."""
     size, kind = len(call.members), call.kind
     ranks = range(size)
