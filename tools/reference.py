@@ -46,7 +46,7 @@ MODULES = (
     "ddl_conform.fusion",
     "ddl_conform.tuners",
     "ddl_conform.launchers",
-    "ddl_conform.process_groups.suite",
+    "ddl_conform.process_groups",
     "ddl_conform.devices",
     "ddl_conform.world",
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ddl_conform.process_groups.programs import play
+from ddl_conform.c10d.programs import play
 from ddl_torch.distributed.group import create
 
 from tests.semantics.running import WORLDS_NEED

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddl_conform.process_groups.calls import GroupCall, expected, make, start
+from ddl_conform.c10d.calls import GroupCall, expected, make, start
 
 STEPS = 50  # before a rank is killed
 REPEATED = 6  # a part of a program is repeated so often, so that it is replayed

@@ -12,6 +12,8 @@ import pytest
 
 from ddl_conform.standard import StandardSuite
 
+__all__ = ["ProcessGroupSuite"]
+
 LIMIT_S = 120.0  # for all that the ranks do
 
 
@@ -40,7 +42,7 @@ class ProcessGroupSuite(StandardSuite):
 
     def _run(self, size: int, folder: Path, more: list[str]) -> list[tuple[int, str]]:
         """Return the exit codes and the output of the ranks."""
-        program = [sys.executable, "-m", "ddl_conform.process_groups.programs", "--backend", self.group_backend]
+        program = [sys.executable, "-m", "ddl_conform.c10d.programs", "--backend", self.group_backend]
         store = ["--size", str(size), "--store", str(folder / "store")]
         ranks = [
             subprocess.Popen(
