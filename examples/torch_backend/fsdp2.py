@@ -1,6 +1,6 @@
 """Learns handwritten digits with torch's fully_shard (FSDP2): each rank keeps a part of every parameter.
 
-With --replicas N, the parameters are divided among a part of the ranks, and N such parts train together (HSDP).
+With --replicas N, the ranks form N groups. Each group has all parameters, divided among its ranks (HSDP).
 With --checkpoint DIRECTORY, all ranks save their parts at the end, and a later run with any number of ranks goes on.
 """
 
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--replicas", type=int, default=1, help="parts of the world that have all parameters")
+    parser.add_argument("--replicas", type=int, default=1, help="groups of ranks that have all parameters")
     parser.add_argument("--checkpoint", type=Path, help="where to save the parameters, and to find saved ones")
     args = parser.parse_args()
     dist.init_process_group(args.backend)

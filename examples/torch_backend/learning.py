@@ -1,4 +1,4 @@
-"""What the programs in this folder share: the options, the loop, and the lines at the end. Nothing in it knows ddl."""
+"""What the programs in this folder share: the options, the loop, and the lines at the end. None of it depends on ddl."""
 
 import argparse
 import hashlib

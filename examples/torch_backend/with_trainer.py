@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClass
 
 
 class Logits(nn.Module):
-    """The classes' logits of a model of transformers, as a tensor."""
+    """Calls a model of transformers, and returns its logits as a tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

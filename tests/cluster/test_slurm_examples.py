@@ -48,7 +48,7 @@ def ran(slurm: Slurm, script: Path, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("name", ["torch_srun.sh", "torch_ddl_run.sh", "torch_backend_srun.sh"])
 def test_torch_learns_on_two_nodes(slurm: Slurm, tmp_path: Path, name: str) -> None:
-    """Four ranks that srun or ddl run started learn, and end with the same parameters; also by torch.distributed."""
+    """Four ranks, started by srun or by ddl run, learn and end with the same parameters. One file uses torch.distributed."""
     pytest.importorskip("torch")
     told = ran(slurm, ROOT / "examples/slurm" / name, tmp_path)
     accuracy = re.search(r"test accuracy ([\d.]+) %", told)

@@ -27,7 +27,7 @@ class _Meeting:
 
 
 class Wire:
-    """All transports: the n-th collective that each member enters in a set is one, and must be the same."""
+    """Stands for all transports. It pairs the n-th collectives of the members of a process set; these must be equal."""
 
     def __init__(self, sets: Sets) -> None:
         self.sets = dict(sets)

@@ -37,7 +37,7 @@ def play(store: str, seeds: range, backend: str, rank: int, size: int) -> list[s
 
 
 def _program(chance: random.Random, groups: dict[tuple[int, ...], Any], rank: int, backend: str) -> list[str]:
-    """Make the calls of one program; the works of asynchronous calls are waited for later, in another order."""
+    """Make the calls of one program. Wait for the asynchronous ones later, in another order."""
     part = [make(chance, list(groups)) for _ in range(chance.randrange(1, 6))]
     calls = [make(chance, list(groups), like) for _ in range(REPEATED) for like in part]
     calls += [make(chance, list(groups)) for _ in range(4)]

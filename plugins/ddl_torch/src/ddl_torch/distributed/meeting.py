@@ -17,7 +17,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -54,17 +54,21 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta) -> StoreMeeting:
             met: StoreMeeting = ended.value
             return met
         if time.monotonic() > deadline_s:
-            named = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
             raise DeadlineExceeded(
-                f"init_process_group: {named} did not come to the meeting within {timeout.total_seconds():g} s "
+                f"init_process_group: {named(missing)} did not come to the meeting within {timeout.total_seconds():g} s "
                 "(its timeout); start all ranks, with one store and one world size"
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSES_S[1])
 
 
+def named(ranks: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 1, 2"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
 def leading(store: Any, size: int, host: str) -> Steps:
-    """Rank 0's side. ``host``: where it runs."""
+    """Return the steps of rank 0 in a meeting. ``host``: a text that names the host on which it runs."""
     name = secrets.token_hex(8)
     answered: dict[int, str] = {}
     hosts = {0: host}
@@ -89,7 +93,7 @@ def leading(store: Any, size: int, host: str) -> Steps:
 
 
 def following(store: Any, rank: int, host: str) -> Steps:
-    """The side of another rank than 0, which runs on ``host``."""
+    """Return the steps of ``rank``, which is not 0, in a meeting. ``host``: as for ``leading``."""
     word = secrets.token_hex(8)
     _write(store, f"asks/{rank}", word)
     while not (name := _read(store, word)):

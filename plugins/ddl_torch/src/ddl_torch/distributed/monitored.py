@@ -6,7 +6,9 @@ import time
 from datetime import timedelta
 from typing import Any
 
-_KNOWS = timedelta(seconds=10)  # for another rank to read that all have come
+from ddl_torch.distributed.meeting import named
+
+_KNOW_S = 10.0  # for the other ranks, all together, to read that all have come
 
 
 def wait_for_all(store: Any, rank: int, size: int, patience: timedelta, wait_all_ranks: bool) -> None:
@@ -20,8 +22,10 @@ def wait_for_all(store: Any, rank: int, size: int, patience: timedelta, wait_all
     if rank == 0:
         missing = _missing(store, size, patience, wait_all_ranks)
         store.set("over", ",".join(map(str, missing)))
-        for other in range(1, 1 if missing else size):
-            _is_there(store, f"{other} knows", _KNOWS)  # the store may end with this process
+        if not missing:  # the store may end with this process, so the others must have read this before it goes on
+            deadline_s = time.monotonic() + _KNOW_S
+            for other in range(1, size):
+                _is_there(store, f"{other} knows", _until(deadline_s))
     elif _is_there(store, "over", 2 * patience):
         missing = [int(other) for other in store.get("over").decode().split(",") if other]
         store.set(f"{rank} knows", "yes")
@@ -36,27 +40,30 @@ def _missing(store: Any, size: int, patience: timedelta, wait_all_ranks: bool) -
     deadline_s = time.monotonic() + patience.total_seconds()
     missing: list[int] = []
     for rank in range(1, size):
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 and not wait_all_ranks:
+        if time.monotonic() >= deadline_s and not wait_all_ranks:
             return [0]
-        if not _is_there(store, str(rank), timedelta(seconds=max(left_s, 0.001))):
+        if not _is_there(store, str(rank), _until(deadline_s)):
             missing.append(rank)
             if not wait_all_ranks:
                 break
     return missing
 
 
+def _until(deadline_s: float) -> timedelta:
+    """Return the time that is left. Stores take 0 for no limit, so it is never less than a millisecond."""
+    return timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))
+
+
 def _not_passed(rank: int, missing: list[int], patience_ms: int) -> str:
     """Return the words of the error of a monitored barrier on ``rank``."""
-    named = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
     if rank > 0:
         return (
             f"[Rank {rank}]: Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
-            f"send/recv from rank 0: {named} did not call it within {patience_ms} ms"
+            f"send/recv from rank 0: {named(missing)} did not call it within {patience_ms} ms"
         )
     if missing == [0]:
         return f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {patience_ms} ms."
-    return f"[Rank 0]: {named.capitalize()} failed to pass monitoredBarrier in {patience_ms} ms"
+    return f"[Rank 0]: {named(missing).capitalize()} failed to pass monitoredBarrier in {patience_ms} ms"
 
 
 def _is_there(store: Any, key: str, patience: timedelta) -> bool:

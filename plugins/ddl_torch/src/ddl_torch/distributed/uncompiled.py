@@ -9,7 +9,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def uncompiled(cls: _Class) -> _Class:
-    """Have torch.compile run the methods of ``cls``, and all that they call, as they are. A decorator of classes.
+    """Keep torch.compile from compiling the methods of ``cls``, and what these call. A decorator of classes.
 
     Below a compiled function, torch compiles every Python function that runs, also one that C++ calls: in the module
     DistributedDataParallel and in the operators of collectives. The groups of other backends are C++ altogether. Costs
