@@ -231,7 +231,7 @@ def test_what_takes_too_long_twice_fails_the_run(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(project(tmp_path, more=SLOW))
     outcomes = Outcomes()
     run_session(["-p", "no:cacheprovider"], outcomes)
-    (line,) = run_tests.too_slow(outcomes, 1.0)
+    ((line,), _) = run_tests.too_slow(outcomes, 1.0)
     assert line.startswith("test_more.py::test_always takes 1.5 s, more than 1.0: mark it `long`")
     run_tests.note(outcomes, tmp_path / "seconds.json")
     assert json.loads((tmp_path / "seconds.json").read_text()) == {
@@ -497,7 +497,7 @@ def test_all_sessions_count_for_the_exit_code(monkeypatch: pytest.MonkeyPatch, t
                 outcomes.failed["test_alone"] = "no"
 
         replace_sessions(monkeypatch, session)
-        options = [[], ["--max-unstable", "0"], ["--most-s", "6"], ["--most-s", "4"]]
+        options = [[], ["--max-unstable", "0"], ["--most-s", "4"], ["--most-s", "1"]]
         return [run_tests.main([*words, "--seconds", str(tmp_path / "seconds.json")]) for words in options]
 
     monkeypatch.setattr(run_tests, "recorded", dict)
@@ -512,13 +512,24 @@ def test_a_test_that_is_slow_twice_needs_a_mark(monkeypatch: pytest.MonkeyPatch)
     def second(arguments: Sequence[str], outcomes: Outcomes) -> None:
         outcomes.seconds["test_once"] = 0.5
 
-    seconds = {"test_always": 2.5, "test_once": 1.5, "test_excused": 9.0, "test_failed": 9.0, "test_at_limit": 1.0}
+    seconds = {
+        "test_always": 2.5,
+        "test_far_beyond": 3.5,
+        "test_once": 1.5,
+        "test_excused": 9.0,
+        "test_failed": 9.0,
+        "test_at_limit": 1.0,
+    }
     passed = set(seconds) - {"test_failed"}
     outcomes = Outcomes(passed=passed, failed={"test_failed": "no"}, seconds=seconds, excused={"test_excused"})
     given = replace_sessions(monkeypatch, second)
-    lines = run_tests.too_slow(outcomes, 1.0)
-    assert lines == ["test_always takes 2.5 s, more than 1.0: mark it `long`, or `slow` with the reason"]
-    assert given == [["test_always", "-m", ""], ["test_once", "-m", ""]]
+    lines, failing = run_tests.too_slow(outcomes, 1.0)
+    assert lines == [
+        f"test_{name} takes {seconds} s, more than 1.0: mark it `long`, or `slow` with the reason"
+        for name, seconds in (("always", 2.5), ("far_beyond", 3.5))
+    ]
+    assert failing == lines[1:]  # more than three times the limit
+    assert given == [[test, "-m", ""] for test in ("test_always", "test_far_beyond", "test_once")]
 
 
 def test_the_seconds_of_tests_that_have_not_run_stay(tmp_path: Path) -> None:

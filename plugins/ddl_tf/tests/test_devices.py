@@ -15,5 +15,10 @@ def test_local_device(monkeypatch: pytest.MonkeyPatch, count: int, devices: list
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind] * count)
     with World(2) as world:
         assert world.run(lambda rank, job: ddl.local_device()) == devices
-    with tf.device(devices[0]):
-        assert tf.constant(1).shape == ()
+    was = tf.config.get_soft_device_placement()  # off if the first test of this process has built a graph
+    tf.config.set_soft_device_placement(True)
+    try:
+        with tf.device(devices[0]):
+            assert tf.constant(1).shape == ()
+    finally:
+        tf.config.set_soft_device_placement(was)

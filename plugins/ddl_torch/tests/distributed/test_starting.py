@@ -151,6 +151,7 @@ def test_the_others_raise_an_error_that_says_why(ends: str, tmp_path: Path) -> N
         assert "MismatchError: " in error, error
 
 
+@pytest.mark.long  # about 20 s of waiting
 def test_the_timeout_of_the_group_ends_a_job_of_ddl_run() -> None:
     """DistributedDataParallel waits for futures, which have no time limit. By default, ``ddl run`` has none, either.
 
