@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlcore.api.ending import at_end_of_main_thread, at_exit, shut_down
@@ -50,9 +51,15 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
 
 
 def begin(
-    comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None, environ: Mapping[str, str]
+    comm: Any,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
+    environ: Mapping[str, str],
+    make_job: Callable[[], Job] | None = None,
 ) -> None:
-    """Do what ``init`` does, with the settings in ``environ``."""
+    """Do what ``init`` does, with the settings in ``environ``.
+
+    ``make_job`` returns the job, which is not started yet. None: whoever has started this process decides which job it is.
+    """
     if is_initialized():
         return
     _refuse_children()
@@ -64,7 +71,7 @@ def begin(
     changing.refuse("init()")
     with changing:
         if not is_initialized():
-            _init(comm, process_sets, environ)
+            _init(process_sets, make_job or partial(_make_job, comm, environ))
 
 
 def enter_world(job: Job) -> None:
@@ -76,14 +83,12 @@ def enter_world(job: Job) -> None:
         _start(job)
 
 
-def _init(
-    comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None, environ: Mapping[str, str]
-) -> None:
+def _init(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None, make_job: Callable[[], Job]) -> None:
     if PROCESS.pid != os.getpid():
         PROCESS.pid = os.getpid()
         atexit.register(at_exit)
         before_threads_are_joined(at_end_of_main_thread)
-    _start(_make_job(comm, environ))
+    _start(make_job())
     Environment.mark_children(True, external=PROCESS.external_rank is not None)
     if process_sets is not None and process_sets != "dynamic":
         _register(process_sets)

@@ -42,7 +42,7 @@ __all__ = [
 class _Process:
     """The present job of this process, and the values that the process keeps from one job to the next.
 
-    Only beginning.py, ending.py and ``use_job`` change these values.
+    Only beginning.py, ending.py, framework_groups.py and ``use_job`` change these values.
     """
 
     def __init__(self) -> None:

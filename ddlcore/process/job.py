@@ -329,12 +329,16 @@ class Job:
 
     # --- end
 
-    def shutdown(self, reason: str = "called shutdown()", settle: bool = False) -> None:
+    def shutdown(
+        self, reason: str = "called shutdown()", settle: bool = False, patience_s: float | None = None
+    ) -> None:
         """Leave the world. A second call has no effect.
 
         Buckets that the coordinator has already announced run to their end. All other unfinished operations raise
         Closed. Other ranks need not call ``shutdown`` at the same time. If another rank later makes a call that needs
-        this rank, that call raises PeerLost. ``reason``: why this rank leaves, a text for the other ranks.
+        this rank, that call raises PeerLost. ``reason``: why this rank leaves, a text for the other ranks. ``patience_s``:
+        how long the announced buckets, and then the coordinator's answer, may take; None: ``leave_timeout_s``. With 0,
+        operations that are in flight fail on the other ranks, too.
 
         ``settle``: true if the user's program has ended. Then this rank leaves only after the work of all companions is
         complete and the coordinator has compared the digests of the parameters. Raises ReplicasDiffer, after this rank
@@ -350,12 +354,12 @@ class Job:
                 standing, timeout_s = self._parts.standing, self.settings.number("leave_timeout_s")
                 differ = self.verification.settle(self._parts.outbox, standing.settled, timeout_s)
         finally:
-            self._shut_down("raised ReplicasDiffer: in its last steps" if differ else reason)
+            self._shut_down("raised ReplicasDiffer: in its last steps" if differ else reason, patience_s)
             self._companions.close()
         if differ is not None:
             raise differ
 
-    def _shut_down(self, reason: str) -> None:
+    def _shut_down(self, reason: str, patience_s: float | None) -> None:
         with self._lock:
             if self.closed or not self._started:
                 self.closed = True
@@ -364,7 +368,7 @@ class Job:
         if self.forked:
             return
         self.tensor_queue.refuse(lambda: NotInitialized("ddl has been shut down; call init() again first"))
-        self._leave(reason, self.settings.number("leave_timeout_s"))
+        self._leave(reason, self.settings.number("leave_timeout_s") if patience_s is None else patience_s)
 
     def _leave(self, reason: str, patience_s: float) -> None:
         """Leave the world, and close all parts of the job; see ``Parts.leave``."""

@@ -1,4 +1,4 @@
-"""Runs programs on real processes, started by `ddl run`."""
+"""Runs programs on real processes, started by `ddl run` or by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["EXAMPLES", "PROGRAMS", "launch"]
+__all__ = ["EXAMPLES", "PROGRAMS", "launch", "together"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -37,3 +37,24 @@ def launch(
     )
     assert not check or done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
+
+
+def together(
+    commands: Sequence[Sequence[str]], env: Mapping[str, str] | None = None, timeout_s: float = 150.0
+) -> list[tuple[int, str]]:
+    """Run all ``commands`` at the same time. Return the exit code and the output of each.
+
+    ``env``: the variables of the processes, by default those of this one. ``timeout_s``: of each command, after which all
+    are killed and TimeoutExpired is raised.
+    """
+    started = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command in commands
+    ]
+    try:
+        shown = [process.communicate(timeout=timeout_s)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(40)
+    return [(process.returncode, text) for process, text in zip(started, shown)]

@@ -36,6 +36,6 @@ def _prefer(environ: Mapping[str, str]) -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    from ddl_torch.distributed.group import create
+    from ddl_torch.distributed.creating import create
 
     return create(options, backend_options)

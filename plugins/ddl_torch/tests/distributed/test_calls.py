@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from ddl_conform.c10d.programs import play
-from ddl_torch.distributed.group import create
+from ddl_torch.distributed.creating import create
 
 from tests.semantics.running import WORLDS_NEED
 from tests.semantics.worlds import Spec, run_function

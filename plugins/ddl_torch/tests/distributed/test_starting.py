@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plugins.ddl_torch.tests.launching import PROGRAMS, launch
+from plugins.ddl_torch.tests.launching import PROGRAMS, launch, together
 from tests.launch import foreign
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -32,23 +32,8 @@ def free_port() -> int:
 def by_hand(*arguments: str) -> list[tuple[int, str]]:
     """Start the program once for each rank, with its rank in its arguments. Return exit codes and output, by rank."""
     env = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    started = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, "--rank", str(rank), "--size", str(SIZE), *arguments],
-            env={**env, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(SIZE)
-    ]
-    try:
-        said = [process.communicate(timeout=150)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait(40)
-    return [(process.returncode, text) for process, text in zip(started, said)]
+    command = [sys.executable, PROGRAM, "--size", str(SIZE), *arguments]
+    return together([[*command, "--rank", str(rank)] for rank in range(SIZE)], {**env, "OMP_NUM_THREADS": "1"})
 
 
 def ways(folder: Path) -> dict[str, Sequence[str]]:
@@ -169,6 +154,16 @@ def test_scripts_for_gloo_run_unchanged_on_request(way: str) -> None:
     text = launch(SIZE, PROGRAMS / "unchanged.py", way, options=["--torch-backend", "ddl"])
     for rank in range(SIZE):
         assert f"rank {rank}: {['ddl'] * 3}" in text, text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", ["", "killed", "differs"])
+def test_another_backend_for_other_devices(ends: str) -> None:
+    """Without a GPU, the other backend is there and has nothing to do."""
+    backend = "cpu:ddl,cuda:gloo"
+    text = launch(SIZE, Path(PROGRAM), "--backend", backend, *(["--ends", ends] if ends else []), check=not ends)
+    assert all(f"rank {rank} of {SIZE} on {backend}" in text for rank in range(SIZE)), text
+    assert not ends or {"killed": "PeerLost: ", "differs": "MismatchError: "}[ends] in text, text
 
 
 @pytest.mark.long

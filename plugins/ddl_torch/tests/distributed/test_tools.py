@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from plugins.ddl_torch.tests.launching import EXAMPLES, PROGRAMS, launch
 from tests.docs.blocks import blocks
@@ -134,6 +136,56 @@ def test_an_elastic_training_goes_on_without_a_killed_rank(tmp_path: Path) -> No
     assert "rank 1 died (SIGKILL); 2 ranks go on" in shown, shown
     (size,) = set(re.findall(r"rank \d of (\d): parameters", shown))
     accuracy, _ = facts(shown, int(size))
+    assert accuracy >= 95.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [0, 1])
+def test_replicas_of_torchft_go_on_without_a_killed_one(lost: int, tmp_path: Path) -> None:
+    """The next step comes within 2 s, and whoever takes the place of the killed one joins."""
+    if importlib.util.find_spec("torchft") is None or not hasattr(dist, "_reconfigure"):
+        pytest.skip("torchft is not installed, or torch is older than 2.14: pip install torchft-nightly")
+    from torchft.coordination import LighthouseServer
+
+    house = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=1000, heartbeat_timeout_ms=500)
+    env = {**os.environ, "TORCHFT_LIGHTHOUSE": house.address(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        str(FOLDER / "with_torchft.py"),
+        "--steps",
+        "2000",
+        "--replica",
+    ]  # still at it when one joins
+    shown = [tmp_path / str(replica) for replica in range(3)]
+
+    def start(replica: int) -> subprocess.Popen[bytes]:
+        with open(shown[replica], "wb") as file:
+            return subprocess.Popen([*command, str(replica)], env=env, stdout=file, stderr=subprocess.STDOUT)
+
+    def wait_for(replica: int, words: str, timeout_s: float = 200.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while words not in (text := shown[replica].read_text()):
+            assert time.monotonic() < deadline_s, text
+            time.sleep(0.01)
+
+    running = [start(replica) for replica in range(3)]
+    try:
+        wait_for(lost, "step 100: ")
+        running[lost].kill()
+        since_s = time.monotonic()
+        wait_for(2, "step 102: ")  # 101 may be there already
+        assert time.monotonic() - since_s < 2.0 * float(os.environ.get("DDL_TEST_PATIENCE", "1"))
+        running[lost].wait(20)
+        running[lost] = start(lost)
+        assert [process.wait(200) for process in running] == [0, 0, 0]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait(20)
+        house.shutdown()
+    text = "".join(file.read_text() for file in shown)
+    (size,) = set(re.findall(r"rank \d of (\d): parameters", text))
+    accuracy, _ = facts(text, int(size))
     assert accuracy >= 95.0
 
 

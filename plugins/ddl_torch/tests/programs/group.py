@@ -13,16 +13,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def begin(method: str, rank: int, size: int, timeout_s: float) -> None:
+def begin(backend: str, method: str, rank: int, size: int, timeout_s: float) -> None:
     """Initialize torch.distributed by ``method``: env, tcp://…, file://… or store:FILE."""
     patience = timedelta(seconds=timeout_s)
     kind, _, where = method.partition(":")
     if kind == "env":
-        dist.init_process_group("ddl", timeout=patience)
+        dist.init_process_group(backend, timeout=patience)
     elif kind == "store":
-        dist.init_process_group("ddl", store=dist.FileStore(where, size), rank=rank, world_size=size, timeout=patience)
+        dist.init_process_group(
+            backend, store=dist.FileStore(where, size), rank=rank, world_size=size, timeout=patience
+        )
     else:
-        dist.init_process_group("ddl", init_method=method, rank=rank, world_size=size, timeout=patience)
+        dist.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=patience)
 
 
 def collectives() -> str:
@@ -73,11 +75,12 @@ def main() -> None:
     parser.add_argument("--method", default="env", nargs="+", help="one for each time that the group is made")
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--size", type=int, default=-1)
+    parser.add_argument("--backend", default="ddl", help="of the default group")
     parser.add_argument("--ends", help="train until then")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="timeout of the group")
     args = parser.parse_args()
     for method in args.method if isinstance(args.method, list) else [args.method]:
-        begin(method, args.rank, args.size, args.timeout_s)
+        begin(args.backend, method, args.rank, args.size, args.timeout_s)
         print(collectives(), flush=True)
         if args.ends:
             try:

@@ -7,12 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 from ddl_torch.autograd import OPERATIONS
 from ddl_torch.distributed.uncompiled import uncompiled
 from ddl_torch.distributed.work import DdlWork
 from ddlcore.api import ProcessSet
+from ddlcore.api.framework_groups import failure
 from ddlcore.api.unnamed_calls import UnnamedBlockingCalls
 
 NO_TIME = timedelta(0)
@@ -20,57 +21,65 @@ GRACE_S = 5.0  # the error that names the missing ranks comes after the group's 
 
 
 @uncompiled
-class DescribedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch's class has no types
-    """A group of torch.distributed without collectives. The methods have the signatures of torch's own class.
+class DescribedGroup:
+    """A group of torch.distributed without collectives. The methods have the signatures of torch's own classes.
 
-    ``ranks``: the ranks of the world, by rank in the group. ``process_set``: the same ranks for ddl.
+    Classes that torch uses inherit from this one and from one of torch's, whose ``__init__`` takes rank and size.
     """
 
     supports_coalescing = False
     supports_splitting = False
+    supports_reconfigure = False
 
-    def __init__(
-        self,
-        store: Any,
-        rank: int,
-        ranks: Sequence[int],
-        process_set: ProcessSet,
-        timeout: timedelta,
-    ) -> None:
-        super().__init__(rank, len(ranks))
-        self._rank = rank
-        self._ranks = list(ranks)
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # of torch's class
         self._store = store
-        self._set = process_set
-        self._unnamed = UnnamedBlockingCalls(OPERATIONS, process_set)
         self._timeout = timeout
         self._name = self._description = ""
+
+    def _take_members(self, rank: int, ranks: Sequence[int], process_set: ProcessSet) -> None:
+        """Make this the group of ``ranks``, which are ranks of the world, by rank in the group.
+
+        ``process_set``: the same ranks for ddl.
+        """
+        self._rank = rank
+        self._ranks = list(ranks)
+        self._set = process_set
+        self._unnamed = UnnamedBlockingCalls(OPERATIONS, process_set)
         self._number = 0
 
     # --- what torch asks about a group
 
     def getRank(self) -> int:
+        """Return the rank of this process in the group."""
         return self._rank
 
     def getSize(self) -> int:
+        """Return the number of ranks in the group."""
         return len(self._ranks)
 
     def getBackendName(self) -> str:
+        """Return the name by which programs ask for this backend."""
         return "ddl"
 
     def name(self) -> str:
+        """Return the same as ``getBackendName``."""
         return "ddl"
 
     def setGroupName(self, name: str) -> None:
+        """Keep the name by which torch knows the group."""
         self._name = name
 
     def getGroupName(self) -> str:
+        """Return the name that torch has given."""
         return self._name
 
     def setGroupDesc(self, text: str) -> None:
+        """Keep the description that the program has given."""
         self._description = text
 
     def getGroupDesc(self) -> str:
+        """Return the description."""
         return self._description
 
     @property
@@ -84,6 +93,7 @@ class DescribedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch's class 
         return "ddl"
 
     def get_group_store(self) -> Any:
+        """Return torch's store, not ddl's."""
         return self._store
 
     def _set_sequence_number_for_group(self) -> None:
@@ -93,10 +103,15 @@ class DescribedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch's class 
         return self._number
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long a collective of this group may wait for other ranks."""
         self._timeout = timeout
 
     def _has_hooks(self) -> bool:
         return False
+
+    def get_error(self) -> Any:
+        """Return whether ddl's job has failed: then every call of every group raises the error of the job."""
+        return ErrorType.SUCCESS if failure() is None else ErrorType.COMM_ERROR
 
     def _limit_s(self, opts: Any) -> float:
         """Return how long a blocking call may take, in seconds: the time limit of the call, or else of the group."""

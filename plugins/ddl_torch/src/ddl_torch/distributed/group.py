@@ -10,43 +10,25 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ddl_torch.distributed.arguments import waits
-from ddl_torch.distributed.joining import join_job
 from ddl_torch.distributed.monitored import wait_for_all
 from ddl_torch.distributed.moving import MovingGroup
 from ddl_torch.distributed.point_to_point import PointToPoint
 from ddl_torch.distributed.reducing import ReducingGroup
-from ddl_torch.distributed.store import DdlStore
 from ddl_torch.distributed.uncompiled import uncompiled
 from ddl_torch.distributed.work import DONE
-from ddlcore.api import ProcessSet, current_job, global_process_set, shutdown
-from ddlcore.api.framework_groups import add_members_set, barrier_async
+from ddlcore.api import ProcessSet, shutdown
+from ddlcore.api.framework_groups import barrier_async
 
-
-def create(options: Any, backend_options: Any = None) -> DdlProcessGroup:
-    """Return the process group for ``options``, as torch's ``register_backend`` asks for (``extended_api``).
-
-    The first group starts ddl's job, unless it runs already. All members of the group must call this.
-    """
-    ranks = list(options.global_ranks_in_group)
-    rank, size = options.group_rank, options.group_size
-    ours = False
-    if ranks:
-        members = add_members_set(ranks, f"group {options.group_id}")
-        own = f"set {members.process_set_id}"
-    else:
-        ours = join_job(options.store, rank, size, options.timeout)
-        ranks, members = list(range(size)), global_process_set
-        own = f"default group {current_job().next_ordinal('default groups')}"
-    store = DdlStore(own, options.timeout)  # torch's own may hold what earlier groups with this name have left there
-    return DdlProcessGroup(options.store, rank, ranks, members, options.timeout, ours, store)
+BACKENDS_IN_PYTHON = hasattr(dist.ProcessGroup, "supports_reconfigure")  # torch 2.14 and later
 
 
 @uncompiled
-class DdlProcessGroup(ReducingGroup, MovingGroup):
-    """A group of torch.distributed whose collectives run on ddl.
+class DdlGroup(ReducingGroup, MovingGroup):
+    """A group of torch.distributed whose collectives run on ddl, see DescribedGroup.
 
     ``store``: torch's own. ``ranks``: the ranks of the world, by rank in the group. ``starts_job``: this group has
     started ddl's job. ``own_store``: holds nothing but what this group writes.
@@ -62,10 +44,18 @@ class DdlProcessGroup(ReducingGroup, MovingGroup):
         starts_job: bool,
         own_store: Any,
     ) -> None:
-        super().__init__(store, rank, ranks, process_set, timeout)
+        super().__init__(store, rank, len(ranks), timeout)
         self._starts_job = starts_job
+        self._take_peers(rank, ranks, process_set, own_store)
+        self._show_backend()
+
+    def _show_backend(self) -> None:
+        """Register what torch looks for while it makes a group. A DdlBackend is itself what torch looks for."""
+
+    def _take_peers(self, rank: int, ranks: Sequence[int], process_set: ProcessSet, own_store: Any) -> None:
+        self._take_members(rank, ranks, process_set)
         self._own_store = own_store
-        self._p2p = PointToPoint(own_store, rank, len(ranks), timeout)
+        self._p2p = PointToPoint(own_store, rank, len(ranks), self._timeout)
         self._barriers = 0
 
     # --- waiting for each other
@@ -104,8 +94,21 @@ class DdlProcessGroup(ReducingGroup, MovingGroup):
     def shutdown(self) -> None:
         """End ddl's job if this group has started it. Other groups leave their process set to the end of the job."""
         if self._starts_job:
-            self._starts_job = False
             shutdown()
+            self._starts_job = False
 
     def abort(self) -> None:
         self.shutdown()
+
+
+class DdlProcessGroup(DdlGroup, dist.ProcessGroup):  # type: ignore[misc]  # torch's class has no types
+    """A group of torch.distributed for which ddl is the only backend. torch's functions call its methods directly."""
+
+    def _show_backend(self) -> None:
+        """Register a backend: torch 2.15 attaches a recorder to each group, and fails if it finds no backend."""
+        if BACKENDS_IN_PYTHON:
+            from ddl_torch.distributed.shown import ShownBackend
+
+            kind = dist.ProcessGroup.BackendType.CUSTOM
+            self._set_default_backend(kind)
+            self._register_backend(torch.device("cpu"), kind, ShownBackend(self._rank, len(self._ranks), self._timeout))

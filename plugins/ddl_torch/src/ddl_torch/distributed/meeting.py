@@ -46,7 +46,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta) -> StoreMeeting:
     Raises DeadlineExceeded after ``timeout``; the message names the ranks that have not come.
     """
     deadline_s, pause_s = time.monotonic() + timeout.total_seconds(), _PAUSES_S[0]
-    steps = leading(store, size, _host()) if rank == 0 else following(store, rank, _host())
+    steps = leading(store, size, this_host()) if rank == 0 else following(store, rank, this_host())
     while True:
         try:
             missing = next(steps)
@@ -114,7 +114,7 @@ def _write(store: Any, key: str, text: str) -> None:
     store.set(f"ddl/{key}", text)
 
 
-def _host() -> str:
+def this_host() -> str:
     """Return a text that is equal for processes that can reach each other's sockets on this host."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/net')}"
