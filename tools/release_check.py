@@ -94,6 +94,10 @@ class Environment:
         """Run ``ddl`` in this environment and return what it prints."""
         return run([self.bin / "ddl", *arguments], self.work, path=self.bin, expect=expect, limit_s=limit_s)
 
+    def horovodrun(self, *arguments: str) -> str:
+        """Run ``horovodrun`` in this environment and return what it prints."""
+        return run([self.bin / "horovodrun", *arguments], self.work, path=self.bin, limit_s=300.0)
+
 
 def info(env: Environment) -> str:
     """Check that `ddl info` lists what is installed, and says why NCCL cannot be used on a machine without a GPU."""
@@ -122,6 +126,15 @@ def digits(env: Environment, script: str) -> str:
     return next(line for line in shown.splitlines() if "test accuracy" in line)
 
 
+def unchanged(env: Environment, script: str) -> str:
+    """Check that a script that is written for Horovod trains on two ranks."""
+    shutil.copy(ROOT / "plugins/ddl_horovod/tests/programs" / script, env.work)
+    shown = env.horovodrun("-np", "2", "-H", "localhost:2", "python", script)
+    if "[0] learned" not in shown.splitlines():
+        raise Failed(f"{script} did not learn:\n{shown}")
+    return "learned"
+
+
 def conform(env: Environment, name: str, kind: str = "transport") -> str:
     """Return the last line of `ddl conform`."""
     return env.ddl("conform", name, "--kind", kind, limit_s=600.0).strip().splitlines()[-1]
@@ -145,8 +158,9 @@ def lent(env: Environment) -> str:
     """Check that plugins install beside frameworks that were there before, and are imported from their wheels."""
     env.create()
     lend(env.folder, env.folder.with_name("lent"))
-    env.install("ddl-conform", *LENT)
-    return ", ".join(origin(env.bin / "python", module, env.folder) for module in ("ddlcore", *LENT.values()))
+    env.install("ddl-conform", "ddl-horovod", *LENT)
+    modules = ("ddlcore", "horovod", *LENT.values())
+    return ", ".join(origin(env.bin / "python", module, env.folder) for module in modules)
 
 
 def offered(env: Environment) -> str:
@@ -225,6 +239,7 @@ def with_torch(env: Environment) -> Lane:
         "ddl-conform",
         "ddl-dashboard",
         "ddl-doctor",
+        "ddl-horovod",
         "ddl-prometheus",
         "ddl-torch",
         "ddl-gloo",
@@ -235,6 +250,7 @@ def with_torch(env: Environment) -> Lane:
         ("ddl info", partial(info, env)),
         ("README", partial(readme, env)),
         ("digits with PyTorch", partial(digits, env, "torch_digits.py")),
+        ("Horovod with PyTorch", partial(unchanged, env, "torch_script.py")),
         ("ddl bench", partial(bench, env)),
         ("ddl run --dashboard", partial(live_page, env)),
         ("conform shm", partial(conform, env, "shm")),
@@ -260,6 +276,7 @@ def with_jax(env: Environment) -> Lane:
 def with_frameworks(env: Environment) -> Lane:
     """Return the steps of the environment that the one of this process lends its frameworks."""
     scripts = {"ddl-tf": ("TensorFlow", "tf2_digits.py"), "ddl-mxnet": ("MXNet", "mxnet_digits.py")}
+    theirs = {"keras_script.py": "ddl-tf", "tf1_script.py": "ddl-tf", "mxnet_script.py": "ddl-mxnet"}
     return [
         ("fresh environment for other frameworks", partial(lent, env)),
         ("ddl plugins", partial(offered, env)),
@@ -269,6 +286,7 @@ def with_frameworks(env: Environment) -> Lane:
             for plugin, (framework, script) in scripts.items()
             if plugin in LENT
         ),
+        *((f"Horovod: {script}", partial(unchanged, env, script)) for script, needs in theirs.items() if needs in LENT),
     ]
 
 

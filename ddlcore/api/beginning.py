@@ -149,7 +149,7 @@ def _make_job(comm: Any, environ: Mapping[str, str]) -> Job:
         return before
     ranks = None if comm is None else _ranks_of(comm, launched)
     if environment is None and external_rank is None:
-        return lone_job(registry)
+        return lone_job(registry, environ)
     if ranks is not None and launched.rank not in ranks:
         raise InvalidArgument(
             f"init: rank {launched.rank} is not in comm={list(ranks)}; call init(comm=…) only on its ranks"

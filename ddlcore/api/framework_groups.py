@@ -76,7 +76,7 @@ def init_as(
         settings, registry = settings_of(environ, registry=registry, warns=False)
         PROCESS.external_rank = ExternalRank(cluster, rank_info, settings, registry, environ)
     alone = rank_info.size == 1 and not known
-    begin(None, None, environ, (lambda: lone_job(registry)) if alone else None)
+    begin(None, None, environ, (lambda: lone_job(registry, environ)) if alone else None)
     here = (rank(), size())
     if here != (rank_info.rank, rank_info.size):
         raise InvalidArgument(

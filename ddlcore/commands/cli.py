@@ -70,13 +70,22 @@ def _ddl() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ddl`` with ``arguments`` and return its exit code. If they are None, use the arguments of this process."""
+    return run_program(_ddl, "ddl", arguments)
+
+
+def run_program(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run ``command`` as the program ``name`` with ``arguments``, and return the exit code.
+
+    An error before anything is started is shown as one line, and the exit code is ``REFUSED``. If ``arguments`` is None,
+    use the arguments of this process.
+    """
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # a notebook's stream has none
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # as stderr does: a path may hold bytes that cannot be decoded
     format_warning = warnings.formatwarning
     warnings.formatwarning = _line  # users of a command do not look for its source
     try:
-        return _main(arguments)
+        return _exit_code(command, name, arguments)
     finally:
         warnings.formatwarning = format_warning
 
@@ -85,14 +94,14 @@ def _line(message: Warning | str, category: type[Warning], filename: str, lineno
     return f"ddl: {message}\n"
 
 
-def _main(arguments: Sequence[str] | None) -> int:
+def _exit_code(command: click.Command, name: str, arguments: Sequence[str] | None) -> int:
     try:
-        code = _ddl.main(args=None if arguments is None else list(arguments), prog_name="ddl", standalone_mode=False)
+        code = command.main(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         return _refuse(error.format_message())
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "ddl"
+        where = error.ctx.command_path if error.ctx else name
         return _refuse(f"{where}: {error.format_message()} (`{where} {_whole_help(error.ctx)}` lists what there is)")
     except click.ClickException as error:
         return _refuse(error.format_message())

@@ -55,6 +55,7 @@ class Setting:
         message, if ``raw`` is not a valid value.
         """
         value = self._convert(raw, where)
+        value = next((one for one in self.choices if one.lower() == str(value).lower()), value)
         if self.choices and value not in self.choices:
             raise ValueError(f"{where}: {raw!r} is not one of {', '.join(self.choices)}")
         if self.minimum is not None and not isinstance(value, str) and value < self.minimum:

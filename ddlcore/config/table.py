@@ -460,6 +460,13 @@ SETTINGS: tuple[Setting, ...] = (
         group="job",
     ),
     Setting(
+        "rank_variables",
+        str,
+        "",
+        "NAME=FACT,…: further variables of ranks; FACT: rank, size, local_rank, local_size, cross_rank, cross_size, address",
+        group="job",
+    ),
+    Setting(
         "plugins",
         str,
         "",

@@ -8,26 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution that has it
-    "transport": {
-        "gloo": "ddl-gloo",
-        "mpi": "ddl-mpi",
-        "nccl": "ddl-nccl",
-    },
-    "adapter": {
-        "torch": "ddl-torch",
-        "tensorflow": "ddl-tf",
-        "keras": "ddl-tf",
-        "mxnet": "ddl-mxnet",
-    },
+    "transport": {"gloo": "ddl-gloo", "mpi": "ddl-mpi", "nccl": "ddl-nccl"},
+    "adapter": {"torch": "ddl-torch", "tensorflow": "ddl-tf", "keras": "ddl-tf", "mxnet": "ddl-mxnet"},
     "kernels": {  # by kind of device
         "cuda": "ddl-nccl",
     },
-    "launcher": {
-        "mpi": "ddl-mpi",
-    },
-    "library of communicators": {
-        "mpi4py": "ddl-mpi",
-    },
+    "launcher": {"mpi": "ddl-mpi"},
+    "library of communicators": {"mpi4py": "ddl-mpi"},
     "command": {
         "bench": "ddl-doctor",
         "conform": "ddl-conform",
@@ -42,23 +29,13 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
         "sample_ms": "ddl-doctor",
         "top": "ddl-dashboard",
     },
-    "watch": {
-        "dashboard": "ddl-dashboard",
-        "top": "ddl-dashboard",
-    },
-    "observer": {
-        "metrics": "ddl-prometheus",
-        "samples": "ddl-doctor",
-    },
-    "bench peer": {
-        "gloo": "ddl-torch",
-        "mpi": "ddl-mpi",
-    },
+    "watch": {"dashboard": "ddl-dashboard", "top": "ddl-dashboard"},
+    "observer": {"metrics": "ddl-prometheus", "samples": "ddl-doctor"},
+    "bench peer": {"gloo": "ddl-torch", "mpi": "ddl-mpi"},
 }
 
-FLAGS_OF_TRANSPORTS: Mapping[str, str] = {  # horovodrun's flag -> the transport that it asks for
-    "--gloo": "gloo",
-    "--mpi": "mpi",
+VARIABLES_OF_OTHERS: Mapping[str, tuple[str, str]] = {  # prefix of variables -> the command that reads them, its plugin
+    "HOROVOD_": ("horovodrun", "ddl-horovod"),
 }
 
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {  # module that `ddl info` looks for -> the distributions it may come from

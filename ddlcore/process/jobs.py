@@ -72,12 +72,13 @@ def elastic_job(environment: Environment, environ: Mapping[str, str]) -> tuple[J
     return before, ElasticMember(network, in_world)
 
 
-def lone_job(registry: Registry | None = None) -> Job:
+def lone_job(registry: Registry | None, environ: Mapping[str, str]) -> Job:
     """Return the job of a world of one rank, without a launcher. The job is not started yet.
 
-    ``registry``: the registry of the plugins if they have been loaded already. None: load them now.
+    ``registry``: the registry of the plugins if they have been loaded already. None: load them now. ``environ``: see
+    ``launched_job``.
     """
-    return local_jobs(1, backend="auto", registry=registry)[0]
+    return local_jobs(1, backend="auto", registry=registry, environ=environ)[0]
 
 
 def local_jobs(
@@ -88,16 +89,18 @@ def local_jobs(
     hosts: Sequence[int] | None = None,
     registry: Registry | None = None,
     driver: SearchDriver | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> list[Job]:
     """Return ``size`` jobs that form a world within this process. Each job is for one thread. No job is started yet.
 
     ``backend``: the value of the setting ``backend``. ``settings``: values of other settings. ``hosts``: the host index
     of each rank; None: all ranks count as ranks of one host. ``registry``: see ``lone_job``. ``driver`` searches for
-    better settings while the jobs run.
+    better settings while the jobs run. ``environ``: see ``launched_job``; None: those of this process.
     """
     from ddlcore.control.local import LocalNetwork  # a rank of a launcher does not need this module
 
-    given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
+    asked = {"backend": backend, **(settings or {})}
+    given, registry = settings_of(dict(os.environ) if environ is None else environ, asked, registry=registry)
     network = LocalNetwork(size, build_sessions(size, given, registry, driver))
     placed = tuple(hosts) if hosts is not None else (0,) * size
 

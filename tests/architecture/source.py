@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from ddlcore.config.file import read_toml
 
-__all__ = ["ROOT", "Source", "core", "every", "plugins", "tools"]
+__all__ = ["ROOT", "Source", "allowed", "core", "every", "plugins", "tools"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,9 +89,34 @@ def tools() -> dict[str, list[Source]]:
     pinned = {
         path.parent.name
         for path in (ROOT / "plugins").glob("*/pyproject.toml")
-        if any(one.startswith("ddlcore==") for one in read_toml(path)["project"]["dependencies"])  # type: ignore[index]
+        if any(one.startswith("ddlcore==") for one in _project(path.parent.name)["dependencies"])
     }
-    return {name: sources for name, sources in _packages().items() if name in pinned}
+    return {name: sources for name, sources in _packages().items() if _home(sources) in pinned}
+
+
+def allowed(package: str) -> set[str]:
+    """The packages that ``package`` may import beside ddlcore: those of its distribution, and of those it offers to bring.
+
+    A distribution offers to bring another one by an optional dependency.
+    """
+    packages = _packages()
+    home = _home(packages[package])
+    brought = {
+        re.split(r"[^\w-]", one)[0].replace("-", "_")
+        for asked in _project(home).get("optional-dependencies", {}).values()
+        for one in asked
+    }
+    return {name for name, sources in packages.items() if _home(sources) in {home, *brought}}
+
+
+def _home(sources: Sequence[Source]) -> str:
+    """The folder in plugins/ of the distribution that ``sources`` belong to. A distribution may have two packages."""
+    return sources[0].path.relative_to(ROOT).parts[1]
+
+
+@cache
+def _project(home: str) -> dict[str, Any]:
+    return read_toml(ROOT / "plugins" / home / "pyproject.toml")["project"]  # type: ignore[return-value]
 
 
 def _packages() -> dict[str, list[Source]]:

@@ -112,6 +112,7 @@ def test_flags_win_over_environment_over_file_over_default(
         (["-np", "2", "--config", "old.yaml", "true"], "old.yaml: YAML is for horovodrun"),
         (["-np", "2", "--config", "key.toml", "true"], "no setting is called speed"),
         (["-np", "2", "--output-dir", "train.py", "true"], "--output-dir train.py"),
+        (["-np", "2", "--rank-variables", "R=place", "true"], "rank_variables: 'R=place' is not of the form NAME=FACT"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -130,6 +131,17 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert complaint in err
     assert err.startswith("ddl run: ")
     assert (err.count("\n"), out, launches) == (1, "", [])
+
+
+def test_variables_of_another_command_are_named(
+    launches: list[JobDescription], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line that says which command reads them; the job starts."""
+    monkeypatch.setenv("HOROVOD_TIMELINE", "t.json")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "much")
+    assert main(["run", "-np", "2", "true"]) == 7
+    said = "ddl run: HOROVOD_CYCLE_TIME, HOROVOD_TIMELINE: not read here. horovodrun reads such variables: pip install "
+    assert capsys.readouterr().err.startswith(said) and launches[0].settings["timeline"] == ""
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["--no-such-option"]])

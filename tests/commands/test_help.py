@@ -46,7 +46,7 @@ def ddl_adapters():
         Setting('mine_rate_s', float, 1.5, 'how often it looks', brief='How often.'),
         Setting('mine_safe', bool, True, 'whether it is careful'),
         Setting('mine_place', str, '', 'where it looks', group='hosts'),
-        Setting('tcp', str, '', 'horovodrun has a flag of this name'),
+        Setting('prefix_output_with_timestamp', str, '', 'ddl run has a flag of this name'),
     ))]
 """
 
@@ -197,11 +197,11 @@ def test_settings_of_a_plugin_are_options(
     assert "Plugin ddl-mine" in groups, site.problems()
     assert names_in(groups["Plugin ddl-mine"]) == {"--mine-rate-s", "--mine-safe", "--no-mine-safe"}
     assert "--mine-place" in names_in(groups["Hosts"])
-    assert "--tcp" not in "".join(groups.values())
+    assert "Plugin ddl-mine" in groups and "a flag of this name" not in "".join(groups.values())
     words = ["--mine-rate-s", "0.5", "--mine-place=here", "--no-mine-safe", "-m", "timeit", "--mine-safe"]
     assert main(["run", "-np", "2", *words]) == 0
     settings = launches[0].settings
-    assert [settings[name] for name in ("mine_rate_s", "mine_place", "mine_safe", "tcp")] == [0.5, "here", False, ""]
+    assert [settings[name] for name in ("mine_rate_s", "mine_place", "mine_safe")] == [0.5, "here", False]
     assert settings.source("mine_safe") == "flag"
     assert launches[0].command[1:] == ("-m", "timeit", "--mine-safe")
     assert "--mine-rate-s" in shown(capsys, "bench", "--help-all")

@@ -67,6 +67,11 @@ def test_wrong_values_name_their_place(row: Setting, raw: object, words: str) ->
     assert "DDL_THIS" in str(caught.value)
 
 
+def test_a_choice_is_found_in_any_case() -> None:
+    """As the table writes it."""
+    assert MODE.parse("B", "here") == "b"
+
+
 def test_flag_over_env_over_file_over_default() -> None:
     """Each source is told apart."""
     settings = load_settings({"DDL_COUNT": "5", "DDL_RATE_S": "2"}, {"count": 4, "mode": "b"}, {"rate_s": 1.0}, ROWS)

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import click
+from ddl_horovod.command import horovodrun
 
 from ddlcore.commands.cli import _ddl
 from ddlcore.config.file import read_toml
@@ -109,8 +110,8 @@ def _objection(words: list[str]) -> str:
         return objection(words[2])
     if program == "ddl":
         return _ddl_objection(words[1:])
-    if program == "horovodrun":  # every flag of which ours takes, or answers
-        return _ddl_objection(["run", *words[1:]])
+    if program == "horovodrun":
+        return _parse_objection(horovodrun, "horovodrun", words[1:], None)
     if program == "pip":
         return _pip_objection(words[1:])
     if program == "make":
@@ -137,12 +138,16 @@ def _ddl_objection(words: list[str]) -> str:
         if found is None:
             return f"`ddl {words[0]}` does not exist"
         group, words = found, words[1:]
+    return _parse_objection(group, "ddl", words, context if group is not _ddl else None)
+
+
+def _parse_objection(command: click.Command, name: str, words: list[str], parent: click.Context | None) -> str:
     try:
         # click keeps the option --help as a command's first context makes it, here with the names that `ddl` gives it.
-        group.make_context("ddl", list(words), parent=context if group is not _ddl else None)
+        command.make_context(name, list(words), parent=parent)
     except click.exceptions.Exit:
         pass  # --version, say
-    except click.UsageError as error:
+    except click.ClickException as error:
         return error.format_message()
     return ""
 

@@ -64,6 +64,7 @@ class Workshop:
         (self.folder / ".venv/bin").symlink_to(self.programs)
         shutil.copy(ROOT / "tests/docs/train.py", self.folder / "train.py")
         self._program("ddl", "-m ddlcore.launch")
+        self._program("horovodrun", "-m horovod.runner.launch")
         self._program("pip", str(ROOT / "tests/docs/pip_here.py"))
         self.names: dict[str, Any] = {"__name__": "__page__"}
         self._page = page

@@ -13,6 +13,8 @@ from ddlcore.control.ports import free_ports, is_free
 from ddlcore.launch.ranks.environment import (
     THREAD_VARIABLES,
     HostFacts,
+    RankVariables,
+    late_environment,
     master_port,
     own_environments,
     setting_variables,
@@ -20,6 +22,7 @@ from ddlcore.launch.ranks.environment import (
     thread_variables,
 )
 from ddlcore.process.environment import TORCHRUN_VARIABLES, Environment
+from ddlcore.types import Placement
 
 
 def rank_environments(
@@ -47,13 +50,37 @@ def test_ranks_are_told_who_they_are() -> None:
 
 def test_torchs_variables_can_be_left_out() -> None:
     """Also those that this process has itself; ours and TF_CONFIG stay."""
-    (own,) = own_environments((0,), (HostFacts("/job"),), 29500, torch_env=False)
+    (own,) = own_environments((0,), (HostFacts("/job"),), 29500, RankVariables(torchrun=False))
     assert not own.keys() & set(TORCHRUN_VARIABLES)
     assert {"DDL_RANK", "DDL_JOB_FILE", "TF_CONFIG"} <= own.keys()
     given = {**dict.fromkeys(TORCHRUN_VARIABLES, "7"), "COLOUR": "red"}
     assert set(TORCHRUN_VARIABLES) <= shared_environment(given, {}).keys()
     left = shared_environment(given, {}, torch_env=False)
     assert left["COLOUR"] == "red" and not left.keys() & set(TORCHRUN_VARIABLES)
+
+
+def told_by(text: str) -> RankVariables:
+    return RankVariables.of(load_settings({}, flags={"rank_variables": text}))
+
+
+def test_ranks_are_told_their_place_by_any_name() -> None:
+    """Those of the setting rank_variables, whatever else is left out; also a rank that is started later."""
+    named = told_by("R=rank, S=size,LR=local_rank,LS=local_size,CR=cross_rank,CS=cross_size,AT=address")
+    places = (HostFacts("/job", "10.0.0.1"), HostFacts("", "10.0.0.2"))
+    last = {"R": "2", "S": "3", "LR": "1", "LS": "2", "CR": "0", "CS": "1", "AT": "10.0.0.2"}
+    own = own_environments((0, 1, 1), places, 29500, named)
+    assert own[2].items() >= last.items() and own[2]["RANK"] == "2" and own[0]["AT"] == "10.0.0.1"
+    late = late_environment(Placement(2, (0, 1, 1)), places[1], "10.0.0.1", 29500, RankVariables(False, named.named))
+    assert late.items() >= last.items() and "RANK" not in late
+    (alone,) = own_environments((0,), (HostFacts("/job"),), 29500, named)
+    assert alone["AT"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("text", ["R", "R=", "R=place", "=rank", "A-B=rank", "DDL_RANK=size", "R=rank;S=size"])
+def test_names_of_a_place_that_are_none(text: str) -> None:
+    """The error has the part that is wrong, and what can be said."""
+    with pytest.raises(ValueError, match="is not of the form NAME=FACT; FACT: rank, size"):
+        told_by(text)
 
 
 def test_master_addr_is_the_address_of_rank_0s_host() -> None:

@@ -137,7 +137,7 @@ def test_a_result_that_cannot_be_pickled() -> None:
         ({"func": my_rank, "args": (sys.stdout.buffer,)}, "cannot be sent"),
         ({"func": my_rank, "use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi name different"),
         ({"func": my_rank, "hosts": "localhost:1", "hostfile": "h"}, "hosts and hostfile both say where"),
-        ({"func": my_rank, "start_timeout": "soon"}, "run: start_timeout soon: must be a number"),
+        ({"func": my_rank, "start_timeout": "soon"}, "start-timeout-s: 'soon' is not of type float"),
         ({"func": my_rank, "executable": "/opt/other/python"}, "the ranks run .*start this script with the other"),
         ({"func": my_rank, "output_filename": "/proc/nowhere"}, "--output-dir /proc/nowhere"),
     ],

@@ -72,7 +72,7 @@ def test_what_a_drain_decides_comes_after_the_drain() -> None:
 
 def test_every_message_of_the_coordinator_is_known() -> None:
     """But for those that a process gets before its control thread begins."""
-    job = lone_job()
+    job = lone_job(None, {})
     job.start()
     try:
         known = set(job._parts.control_thread._deeds)

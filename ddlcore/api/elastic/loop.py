@@ -26,28 +26,28 @@ S = TypeVar("S", bound=State)
 _BARREN = 10  # give up after so many worlds in a row in which no step was applied and no rank was lost
 
 
-def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorate a training function, so that it goes on in a new world when ranks are lost and when new ranks join.
 
-    The first argument of ``function`` is an elastic state: an ``ObjectState``, or the elastic state of a framework. All
-    ranks must call the decorated function after ``init()``. Before each call of ``function``, all ranks copy the state
-    of the rank that has applied the most steps. ``function`` is called again in two cases: ranks were lost, or ranks
-    were waiting to join when all ranks called ``state.commit()``. In each call, ``function`` must continue from the
-    values in the state. The decorated function returns the result of ``function``.
+    The first argument of ``func`` is an elastic state: an ``ObjectState``, or the elastic state of a framework. All
+    ranks must call the decorated function after ``init()``. Before each call of ``func``, all ranks copy the state
+    of the rank that has applied the most steps. ``func`` is called again in two cases: ranks were lost, or ranks
+    were waiting to join when all ranks called ``state.commit()``. In each call, ``func`` must continue from the
+    values in the state. The decorated function returns the result of ``func``.
 
-    If the job is not elastic (``ddl run`` without ``--min-np``, or no launcher), ``function`` is called once. An error
-    that would occur again is raised, and does not start a new world. Examples are a bug in ``function``, MismatchError,
+    If the job is not elastic (``ddl run`` without ``--min-np``, or no launcher), ``func`` is called once. An error
+    that would occur again is raised, and does not start a new world. Examples are a bug in ``func``, MismatchError,
     Closed, and a wrong argument. Raises DdlInternalError if fewer ranks than ``--min-np`` are left.
     """
 
-    @functools.wraps(function)
+    @functools.wraps(func)
     def called(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         member = elastic_member()
         if member is None:
             current_job()  # raises NotInitialized
             state.enter(0, 0)
-            return function(state, *args, **kwargs)
-        return _train(member, state, lambda: function(state, *args, **kwargs))
+            return func(state, *args, **kwargs)
+        return _train(member, state, lambda: func(state, *args, **kwargs))
 
     return called
 

@@ -54,9 +54,9 @@ class EpochSampler:
         """Return the epoch and how many of its samples were processed."""
         return {"epoch": self._epoch, "processed_num": self._processed}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state`` was returned by ``state_dict``."""
-        self._epoch, self._processed = state["epoch"], state["processed_num"]
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Go on where ``state_dict`` was returned by the method of this name."""
+        self._epoch, self._processed = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from ddlcore.commands.completion import directories, files, script
 from ddlcore.commands.help import CORE, HELP, Option, examples, option
 from ddlcore.commands.options import SettingsCommand, setting_options
-from ddlcore.commands.run.horovod import answers_of, horovod_options
 from ddlcore.config.file import read_toml
-from ddlcore.config.loading import Settings
 from ddlcore.config.setting import GROUPS
 from ddlcore.errors import DdlInternalError, PluginError
-from ddlcore.launch.job.horovod import Answers, log_level, read_variables
 from ddlcore.launch.job.launcher import JobDescription, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
 from ddlcore.launch.job.placement import check_elastic, find_discovery, place_ranks
 from ddlcore.launch.job.watch import check_watches
 from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
+from ddlcore.launch.ranks.environment import RankVariables
 from ddlcore.launch.ranks.exit_status import NotStarted
+from ddlcore.plug.aliases import VARIABLES_OF_OTHERS
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.observers import check_observers
+from ddlcore.text.installing import pip_install
 from ddlcore.version import VERSION
 
 
@@ -91,7 +91,7 @@ def job_options(in_brief: Collection[str] = tuple(GROUPS)) -> _Decorator:
     groups of settings that the short help may show.
     """
     command = click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=script)
-    decorators: tuple[_Decorator, ...] = (*_OPTIONS, setting_options(in_brief), horovod_options, command)
+    decorators: tuple[_Decorator, ...] = (*_OPTIONS, setting_options(in_brief), command)
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         for one in reversed(decorators):
@@ -198,7 +198,7 @@ def run(ctx: click.Context, /, dry_run: bool, check_build: bool, version: bool, 
     """Start COMMAND on N ranks, such as: ddl run -np 4 python train.py --epochs 3
 
     COMMAND is `python SCRIPT …`, `SCRIPT.py …`, `-m MODULE …` or any program. The exit code is that of
-    the first rank that fails. Every flag of horovodrun is accepted or explained.
+    the first rank that fails.
     """
     if version:
         click.echo(f"ddl {VERSION}")
@@ -208,13 +208,35 @@ def run(ctx: click.Context, /, dry_run: bool, check_build: bool, version: bool, 
 
         ctx.invoke(info)
         return
+    for note in unread_variables(os.environ):
+        click.echo(f"ddl run: {note}", err=True)
+    start(ctx, os.environ, dry_run, **given)
+
+
+def unread_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return one line of text for each known kind of variables in ``environ`` that only another command reads."""
+    lines = []
+    for prefix, (command, plugin) in VARIABLES_OF_OTHERS.items():
+        names = sorted(name for name in environ if name.startswith(prefix))
+        if names:
+            lines.append(f"{', '.join(names)}: not read here. {command} reads such variables: {pip_install(plugin)}")
+    return lines
+
+
+def start(ctx: click.Context, environ: Mapping[str, str], dry_run: bool, **given: Any) -> NoReturn:
+    """Start the job that the options of ``job_options``, in ``given``, describe, and end with its exit code.
+
+    ``environ``: the environment of the launcher, which the ranks get. ``dry_run``: only show the job. An error is shown as
+    one line that begins with the words of the command line by which ``ctx`` was called, such as "ddl run".
+    """
+    program = ctx.command_path
     try:
-        launch, notes = prepare(ctx, dry_run=dry_run, **given)
+        launch = prepare(environ, dry_run=dry_run, **given)
         if dry_run:
             from ddlcore.commands.run.dry import describe
 
             click.echo("\n".join(describe(launch)))
-            return
+            ctx.exit(0)
         if launch.settings["autotune"]:
             from ddlcore.commands.run.autotune import while_training
 
@@ -222,9 +244,7 @@ def run(ctx: click.Context, /, dry_run: bool, check_build: bool, version: bool, 
         if launch.output_dir is not None:
             prepare_directory(launch.output_dir, launch.size)
     except (ValueError, PluginError, DdlInternalError, OSError) as error:
-        raise click.ClickException(f"ddl run: {error}") from None
-    for note in notes:
-        click.echo(f"ddl run: {note}", err=True)
+        raise click.ClickException(f"{program}: {error}") from None
     try:
         code = run_job(launch)
         if launch.settings["autotune"]:
@@ -233,12 +253,12 @@ def run(ctx: click.Context, /, dry_run: bool, check_build: bool, version: bool, 
             after_training(launch)
         ctx.exit(code)
     except NotStarted as error:
-        click.echo(f"ddl run: {error}", err=True)
+        click.echo(f"{program}: {error}", err=True)
         ctx.exit(error.code)
 
 
 def prepare(
-    ctx: click.Context,
+    environ: Mapping[str, str],
     num_proc: int | None,
     hosts: str | None,
     hostfile: str | None,
@@ -249,15 +269,14 @@ def prepare(
     command: tuple[str, ...],
     dry_run: bool = False,
     **flags: object,
-) -> tuple[JobDescription, list[str]]:
-    """Check the values of the options. Return the description of the launch, and notes to show to the user.
+) -> JobDescription:
+    """Check the values of the options, and return the description of the launch.
 
-    The parameters are the options of ``job_options``; ``dry_run`` is an option of ``ddl run`` alone. Raises ValueError,
-    PluginError, DdlInternalError or OSError, with a message of one line, if the launch cannot work.
+    ``environ`` is the environment of the launcher. The other parameters are the options of ``job_options``; ``dry_run``
+    is an option of ``ddl run`` alone. Raises ValueError, PluginError, DdlInternalError or OSError, with a message of one
+    line, if the launch cannot work.
     """
-    given = _answers(ctx)
-    environ = {**os.environ, **given.environ}
-    settings, registry = _settings(flags, given, config)
+    settings, registry = settings_of(environ, flags, read_toml(config) if config else None)
     discovery = find_discovery(settings, registry, environ)
     placed = place_ranks(num_proc, hosts, hostfile, settings, registry, environ, discovery)
     launch = JobDescription(
@@ -274,37 +293,11 @@ def prepare(
     )
     route = check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
     check_elastic(settings, launch.size, route)
+    RankVariables.of(settings)
     check_watches(settings, registry)
     check_observers(settings, registry, placed.layout.here >= 0 and not dry_run)
     registry.load(registry.named(Registry.fusion_policies, settings.text("fusion_policy")))
     registry.named(Registry.compressors, settings.text("compression"))
     if settings.text("tuner") != "auto":
         registry.named(Registry.tuners, settings.text("tuner"))
-    return launch, given.notes
-
-
-def _answers(ctx: click.Context) -> Answers:
-    """Translate the flags and environment variables of Horovod. Return ddl's settings and variables, and notes to show.
-
-    A flag takes precedence over a variable.
-    """
-    flags, variables = answers_of(ctx), read_variables(os.environ)
-    return Answers(
-        settings={**variables.settings, **flags.settings},
-        environ={**variables.environ, **flags.environ},
-        notes=[*variables.notes, *variables.refusals, *flags.notes],
-    )
-
-
-def _settings(flags: Mapping[str, object], given: Answers, config: str | None) -> tuple[Settings, Registry]:
-    """Return the settings and the registry of plugins.
-
-    ``flags`` holds ddl's own flags (None: not given), ``given`` holds the settings that result from the flags and
-    variables of Horovod, and ``config`` is the path of a config file or None. ddl's own flags and variables take
-    precedence over those of Horovod.
-    """
-    own = {name: value for name, value in flags.items() if value is not None}
-    if "log_level" in own:
-        own["log_level"] = log_level(str(own["log_level"]))
-    foreign = {name: value for name, value in given.settings.items() if f"DDL_{name.upper()}" not in os.environ}
-    return settings_of(os.environ, {**foreign, **own}, read_toml(config) if config else None)
+    return launch

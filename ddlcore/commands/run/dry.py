@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ddlcore.launch.job.launcher import JobDescription
 from ddlcore.launch.ranks.environment import (
     HostFacts,
+    RankVariables,
     own_environments,
     setting_variables,
     thread_variables,
@@ -82,7 +83,7 @@ def _own_environments(launch: JobDescription) -> Sequence[dict[str, str]]:
         facts.append(HostFacts(_AT_START, address, ports))
     port = launch.port or f"<free port of {layout.hosts[layout.ranks[0]]}>"
     settings = launch.settings
-    return own_environments(layout.ranks, facts, port, bool(settings["torch_env"]), settings.whole("min_np") > 0)
+    return own_environments(layout.ranks, facts, port, RankVariables.of(settings), settings.whole("min_np") > 0)
 
 
 def _task(way: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ddlcore.commands.help import Group, examples, option
-from ddlcore.commands.run.command import JobCommand, job_options, prepare
+from ddlcore.commands.run.command import JobCommand, job_options, prepare, unread_variables
 from ddlcore.commands.search_bar import Bar
 from ddlcore.commands.search_lines import SearchLines
 from ddlcore.commands.tune.report import write_report
@@ -106,7 +106,7 @@ def tune(
         flags = {**given, "autotune": True}
         if trials is not None:
             flags["autotune_trials"] = trials
-        launch, notes = prepare(ctx, **flags)
+        launch = prepare(os.environ, **flags)
         report = report or (out.with_suffix(".html") if out.name else out)
         _check_writable(out, report)
         goal = _Goal()
@@ -115,7 +115,7 @@ def tune(
             prepare_directory(launch.output_dir, launch.size)
     except (ValueError, PluginError, DdlInternalError, OSError) as error:
         raise click.ClickException(f"ddl tune: {error}") from None
-    for note in notes:
+    for note in unread_variables(os.environ):
         _say(note)
     try:
         code = _run(search, goal, runs)

@@ -23,6 +23,7 @@ from ddlcore.launch.agents.wire import CHUNK_BYTES, Begin, Credit, Handover, Hei
 from ddlcore.launch.ranks.command import may_run_python
 from ddlcore.launch.ranks.environment import (
     HostFacts,
+    RankVariables,
     carried,
     late_environment,
     own_environments,
@@ -197,7 +198,7 @@ class RemoteLaunch:
             layout.ranks,
             facts,
             self._port,
-            bool(self.remote_plan.settings["torch_env"]),
+            RankVariables.of(self.remote_plan.settings),
             self.remote_plan.settings.whole("min_np") > 0,
         )
         return self._owns
@@ -269,9 +270,9 @@ class RemoteLaunch:
         ``host`` is the name of the host of the new process. ``hosts[r]`` is the host index of rank r, or -1 if rank r
         was not started yet.
         """
-        torch_env = bool(self.remote_plan.settings["torch_env"])
+        told = RankVariables.of(self.remote_plan.settings)
         first = self._facts[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]]
-        return late_environment(Placement(rank, tuple(hosts)), self._facts[host], first.address, self._port, torch_env)
+        return late_environment(Placement(rank, tuple(hosts)), self._facts[host], first.address, self._port, told)
 
     def handover(self, hosts: Sequence[tuple[str, int]], places: int, most: int, directory: Path) -> Handover:
         """Return what a successor of this launcher needs, as things are now.

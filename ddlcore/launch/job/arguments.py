@@ -1,4 +1,4 @@
-"""Check the arguments of ``ddlcore.run``, and translate the arguments that exist only for Horovod's ``run``."""
+"""Check the arguments of ``ddlcore.run``, and translate them to settings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddlcore.config.loading import Settings
-from ddlcore.launch.job.horovod import KEYWORDS, read_keywords
 from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.job.placement import Placed, check_elastic, find_discovery, place_ranks
+from ddlcore.launch.ranks.environment import RankVariables
 from ddlcore.plug.registry import Registry
 
 # Arguments, and the settings with the same meaning. If two arguments have one meaning, the later one of this table counts.
 _SETTINGS = (
+    ("mpi_args", "launcher_args"),
     ("backend", "backend"),
+    ("start_timeout", "start_timeout_s"),
     ("start_timeout_s", "start_timeout_s"),
     ("torch_env", "torch_env"),
     ("ssh_port", "ssh_port"),
@@ -81,15 +83,11 @@ def settings_asked(asked: Mapping[str, Any]) -> dict[str, object]:
     """
     if asked["use_gloo"] and asked["use_mpi"]:
         raise ValueError("run: use_gloo and use_mpi name different transports; pass one of them, or backend=")
-    try:
-        answers = read_keywords({name: asked[name] for name in KEYWORDS})
-    except ValueError as error:
-        raise ValueError(f"run: {error}") from None
-    if answers.refusals:
-        raise ValueError(f"run: {answers.refusals[0]}")
-    for note in answers.notes:
-        _warn(note, UserWarning)
-    own = {setting: asked[name] for name, setting in _SETTINGS if asked[name] is not None}
+    if asked["disable_cache"]:
+        _warn("disable_cache has no effect: nothing is cached between starts", UserWarning)
+    wanted = [name.removeprefix("use_") for name, value in asked.items() if name.startswith("use_") and value]
+    own: dict[str, Any] = {"backend": wanted[0]} if wanted else {}
+    own |= {setting: asked[name] for name, setting in _SETTINGS if asked[name] is not None}
     if asked["cooldown_range"] is not None:
         own["host_cooldown_s"] = " ".join(map(str, asked["cooldown_range"]))
     if not isinstance(own.get("network_interface", ""), str):
@@ -98,7 +96,7 @@ def settings_asked(asked: Mapping[str, Any]) -> dict[str, object]:
         # True and False ask for any free port and for no live page; a port or an address is the setting itself.
         words = {True: "auto", False: ""} if isinstance(asked["dashboard"], bool) else {}
         own["dashboard"] = words.get(asked["dashboard"], str(asked["dashboard"]))
-    return {**answers.settings, **own}
+    return own
 
 
 def placed_on(
@@ -121,6 +119,7 @@ def placed_on(
     placed = place_ranks(ranks, hosts, hostfile, settings, registry, environ, discovery)
     route = check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
     check_elastic(settings, placed.layout.size, route)
+    RankVariables.of(settings)
     return placed
 
 

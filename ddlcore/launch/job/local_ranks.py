@@ -9,6 +9,7 @@ from ddlcore.config.loading import Settings
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.environment import (
     HostFacts,
+    RankVariables,
     late_environment,
     master_port,
     own_environments,
@@ -57,12 +58,10 @@ def local_environments(
     """
     local = layout.ranks_of(0) if remote is None else remote.remote_plan.local_ranks
     threads = thread_variables(environ, usable_cores(), max(1, len(local)))
-    torch_env, elastic = bool(settings["torch_env"]), settings.whole("min_np") > 0
-    shared = shared_environment(environ, {**threads, **setting_variables(settings)}, torch_env)
+    told, elastic = RankVariables.of(settings), settings.whole("min_np") > 0
+    shared = shared_environment(environ, {**threads, **setting_variables(settings)}, told.torchrun)
     if remote is None:
-        owns = own_environments(
-            layout.ranks, (HostFacts(job_file, timeline_dir=timeline_dir),), port, torch_env, elastic
-        )
+        owns = own_environments(layout.ranks, (HostFacts(job_file, timeline_dir=timeline_dir),), port, told, elastic)
     else:
         owns = remote.environments(job_file, port, timeline_dir)
 
@@ -70,7 +69,7 @@ def local_environments(
         if remote is not None:
             return {**shared, **remote.own_variables(rank, layout.hosts[layout.here], hosts)}
         here = HostFacts(job_file, timeline_dir=timeline_dir)
-        return {**shared, **late_environment(Placement(rank, tuple(hosts)), here, "", port, torch_env)}
+        return {**shared, **late_environment(Placement(rank, tuple(hosts)), here, "", port, told)}
 
     return threads, {rank: {**shared, **owns[rank]} for rank in local}, late
 

@@ -39,7 +39,7 @@ from ddlcore.launch.job.running import RunningJob
 from ddlcore.launch.job.watch import Watches
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen
-from ddlcore.launch.ranks.environment import HostFacts, late_environment
+from ddlcore.launch.ranks.environment import HostFacts, RankVariables, late_environment
 from ddlcore.launch.ranks.exit_status import End, first_failure, summary
 from ddlcore.launch.ranks.supervisor import Supervisor, Watched
 from ddlcore.messages.elastic import Opened, Process
@@ -68,8 +68,8 @@ class _Adopted:
     def own_variables(self, rank: LaunchedRank, host: str, hosts: Sequence[int]) -> dict[str, str]:
         heir = self._heirs[host]
         facts = HostFacts("", heir.address, heir.ports, heir.cores, self._handover.launcher)
-        torch_env = bool(self._settings["torch_env"])
-        return late_environment(Placement(rank, tuple(hosts)), facts, *self._handover.master, torch_env)
+        told = RankVariables.of(self._settings)
+        return late_environment(Placement(rank, tuple(hosts)), facts, *self._handover.master, told)
 
     def call_late(self, host: str) -> None:
         raise ValueError("the launcher that could call hosts is lost")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlcore.config.loading import Settings
@@ -15,6 +15,16 @@ from ddlcore.launch.ranks.command import ranks_path
 from ddlcore.process.environment import TORCHRUN_VARIABLES, Environment
 from ddlcore.types import Placement
 
+# What the setting rank_variables can tell a rank, and where it is found.
+FACTS: Mapping[str, Callable[[Placement, str], object]] = {
+    "rank": lambda placement, _: placement.rank,
+    "size": lambda placement, _: placement.size,
+    "local_rank": lambda placement, _: placement.local_rank,
+    "local_size": lambda placement, _: placement.local_size,
+    "cross_rank": lambda placement, _: placement.cross_rank,
+    "cross_size": lambda placement, _: placement.cross_size,
+    "address": lambda _, address: address,
+}
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 # Variables that describe this host, user, session or process. All others are passed on to other hosts, as in Horovod.
@@ -83,6 +93,46 @@ def master_port(environ: Mapping[str, str]) -> int:
 
 
 @dataclass(frozen=True)
+class RankVariables:
+    """Which variables of other libraries tell a rank its place: those of torchrun, and those that the user has named.
+
+    ``named`` has pairs of a variable and a key of ``FACTS``.
+    """
+
+    torchrun: bool = True
+    named: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings) -> RankVariables:
+        """Return what ``settings`` ask for. Raises ValueError for a value of ``rank_variables`` that is malformed."""
+        named = []
+        for part in settings.names("rank_variables"):
+            name, _, fact = (word.strip() for word in part.partition("="))
+            if fact not in FACTS or not name.isidentifier() or name.startswith("DDL_"):
+                raise ValueError(f"rank_variables: {part!r} is not of the form NAME=FACT; FACT: {', '.join(FACTS)}")
+            named.append((name, fact))
+        return cls(bool(settings["torch_env"]), tuple(named))
+
+    def values(self, placement: Placement, address: str, master: str, port: int | str) -> dict[str, str]:
+        """Return the variables of the rank that ``placement`` describes, which runs on the host at ``address``.
+
+        ``master`` and ``port`` are the values of MASTER_ADDR and MASTER_PORT.
+        """
+        host = placement.hosts[placement.rank]
+        torchrun = (
+            placement.rank,
+            placement.size,
+            placement.local_rank,
+            placement.local_size,
+            host,
+            master or LOOPBACK,
+            port,
+        )
+        theirs = dict(zip(TORCHRUN_VARIABLES, map(str, torchrun), strict=True)) if self.torchrun else {}
+        return theirs | {name: str(FACTS[fact](placement, address or LOOPBACK)) for name, fact in self.named}
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """The data about one host that the environment of its ranks depends on."""
 
@@ -118,14 +168,14 @@ def own_environments(
     hosts: Sequence[int],
     facts: Sequence[HostFacts],
     port: int | str,
-    torch_env: bool = True,
+    told: RankVariables = RankVariables(),
     elastic: bool = False,
 ) -> list[dict[str, str]]:
     """Return, for each rank, the environment variables that differ between ranks.
 
     ``hosts`` has the host index of each rank, ``facts`` describes each host, and ``port`` is the value of MASTER_PORT.
-    The result contains ddl's own variables, RANK and the other variables that torchrun sets (unless ``torch_env`` is
-    false), and TF_CONFIG, which multi-worker strategies read. ``elastic`` means that the job continues if ranks are
+    The result contains ddl's own variables, those of ``told`` (RANK and the other variables that torchrun sets, for
+    example), and TF_CONFIG, which multi-worker strategies read. ``elastic`` means that the job continues if ranks are
     lost.
     """
     workers = _workers(hosts, facts, port)
@@ -137,38 +187,26 @@ def own_environments(
         ours = Environment(
             placement, host_facts.job_file, host_facts.address, host_facts.launcher, host_facts.timeline_dir, elastic
         )
-        values = (
-            rank,
-            placement.size,
-            placement.local_rank,
-            placement.local_size,
-            host,
-            facts[hosts[0]].address or LOOPBACK,
-            port,
-        )
-        theirs = dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True)) if torch_env else {}
+        theirs = told.values(placement, host_facts.address, facts[hosts[0]].address, port)
         made.append({**ours.variables(), **theirs, "TF_CONFIG": json.dumps(tf_config)})
     return made
 
 
 def late_environment(
-    placement: Placement, host_facts: HostFacts, master: str, port: int | str, torch_env: bool = True
+    placement: Placement, host_facts: HostFacts, master: str, port: int | str, told: RankVariables = RankVariables()
 ) -> dict[str, str]:
     """Return the variables of one process that is started while the other ranks of an elastic job already train.
 
     The result has only the variables that differ between ranks. ``placement`` has the rank of the process, and the host
     index of each rank (-1 if it was not started yet). ``host_facts`` describes the host of the process. ``master`` and
     ``port`` are the values of MASTER_ADDR and MASTER_PORT; if ``master`` is "", the loopback address is used. TF_CONFIG
-    is not set, because the strategies that read TF_CONFIG cannot add a worker later. If ``torch_env`` is false,
-    torchrun's variables are not set either.
+    is not set, because the strategies that read TF_CONFIG cannot add a worker later. ``told`` says which variables of
+    other libraries are set.
     """
     ours = Environment(
         placement, host_facts.job_file, host_facts.address, host_facts.launcher, host_facts.timeline_dir, True
     )
-    rank, host = placement.rank, placement.hosts[placement.rank]
-    values = (rank, placement.size, placement.local_rank, placement.local_size, host, master or LOOPBACK, port)
-    theirs = dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True)) if torch_env else {}
-    return {**ours.variables(), **theirs}
+    return {**ours.variables(), **told.values(placement, host_facts.address, master, port)}
 
 
 def _workers(hosts: Sequence[int], facts: Sequence[HostFacts], port: int | str) -> list[str]:

@@ -1,17 +1,15 @@
-"""Tables of Horovod's flags, environment variables and arguments of ``horovod.run``, and their effects in ddl.
+"""Tables of Horovod's flags and environment variables, and their effects in ddl.
 
-The effect of each is a setting of ddl, an environment variable, or a message. ``ddl run`` looks up the words of its
-command line and its environment variables in these tables, and ``ddlcore.run`` looks up its arguments.
+The effect of each is a setting of ddl, an environment variable, or a message.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.launch.job.host_table import cooldown_range
-from ddlcore.plug.aliases import FLAGS_OF_TRANSPORTS
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,8 @@ NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
 }
 
 FLAGS: tuple[Foreign, ...] = (
-    *(Foreign((flag,), 0, setting="backend", convert=_always(name)) for flag, name in FLAGS_OF_TRANSPORTS.items()),
+    Foreign(("--gloo",), 0, setting="backend", convert=_always("gloo")),
+    Foreign(("--mpi",), 0, setting="backend", convert=_always("mpi")),
     Foreign(("--jsrun",), 0, later="start the script with jsrun itself, whose ranks ddl recognises; or use -H"),
     Foreign(("--start-timeout",), setting="start_timeout_s", convert=_number),
     Foreign(("--disable-cache",), 0, note="it has no effect: nothing is cached between starts"),
@@ -289,13 +288,17 @@ VARIABLES: tuple[Foreign, ...] = (
         note=_BUILD,
     ),
 )
-# The keywords of ``horovod.run`` that mean the same as a flag of horovodrun. ``ddlcore.run`` takes the others itself.
-KEYWORDS: Mapping[str, str] = {
-    "start_timeout": "--start-timeout",
-    "disable_cache": "--disable-cache",
-    "use_gloo": "--gloo",
-    "use_mpi": "--mpi",
-    "mpi_args": "--mpi-args",
+# What a key of horovodrun's config file becomes if its flag is also one of ``ddl run``.
+SETTINGS_OF_NATIVE: Mapping[str, Foreign] = {
+    "--autotune": Foreign(("--autotune",), 0, setting="autotune", convert=lambda _: True),
+    "--no-autotune": Foreign(("--no-autotune",), 0, setting="autotune", convert=lambda _: False),
+    "--timeline-mark-cycles": Foreign(
+        ("--timeline-mark-cycles",), 0, setting="timeline_mark_cycles", convert=lambda _: True
+    ),
+    "--no-timeline-mark-cycles": Foreign(
+        ("--no-timeline-mark-cycles",), 0, setting="timeline_mark_cycles", convert=lambda _: False
+    ),
+    "--log-level": Foreign(("--log-level",), setting="log_level", convert=log_level),
 }
 _BY_FLAG = {name: row for row in FLAGS for name in row.names}
 _BY_VARIABLE = {name: row for row in VARIABLES for name in row.names}
@@ -320,20 +323,17 @@ def read_variables(environ: Mapping[str, str]) -> Answers:
     return given
 
 
-def read_keywords(given: Mapping[str, object]) -> Answers:
-    """Return the settings and messages that result from ``given``, keyword arguments of ``horovod.run`` by name.
+def read_config(flags: Sequence[tuple[str, str]]) -> Answers:
+    """Return the settings and messages that result from ``flags``, what a config file of horovodrun stands for.
 
-    A value of None or False means that the argument was not given. Raises ValueError, with a message of one line, for a
-    bad value. If the result has ``refusals``, the caller must not start the job.
+    Each flag has its value, or "" if it takes none. Raises ValueError, with a message of one line, for a bad value. If
+    the result has ``refusals``, the caller must not start the job.
     """
     answers = Answers()
-    for name, value in given.items():
-        if value is None or value is False:
-            continue
-        text = (
-            " ".join(map(str, value))
-            if isinstance(value, (list, tuple))
-            else str(int(value) if value is True else value)
-        )
-        _BY_FLAG[KEYWORDS[name]].answer(name, text, answers)
+    for name, value in flags:
+        row = SETTINGS_OF_NATIVE.get(name) or _BY_FLAG.get(name)
+        if row is None:
+            answers.notes.append(f"{name}: horovodrun has no such flag; that line of the config file is ignored")
+        else:
+            row.answer(name, "1" if row.values == 0 else value, answers)
     return answers

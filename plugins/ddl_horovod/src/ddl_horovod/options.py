@@ -1,4 +1,4 @@
-"""Offer horovodrun's flags as hidden options of ``ddl run``. launch/job/horovod.py defines the meaning of each flag."""
+"""The flags of horovodrun that ``ddl run`` does not have, as options. tables.py defines the meaning of each flag."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
-from ddlcore.launch.job.horovod import FLAGS, Answers, Foreign
+from ddl_horovod.tables import FLAGS, Answers, Foreign
+from ddlcore.commands.help import PLUGINS_PLACE, Group, option
 
 _PLACE = "ddl.horovod"  # in click's context
+_GROUP = Group("Horovod", "further flags of Horovod's launcher, and their effects", PLUGINS_PLACE)
 
 
 def answers_of(ctx: click.Context) -> Answers:
@@ -23,7 +25,7 @@ def answers_of(ctx: click.Context) -> Answers:
 
 
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command: add a hidden option for each of horovodrun's flags in ``FLAGS``.
+    """Decorate a command: add an option for each of horovodrun's flags in ``FLAGS``.
 
     A flag on the command line changes the object that ``answers_of`` returns.
     """
@@ -42,17 +44,22 @@ def _option(row: Foreign, name: str) -> Callable[[Callable[..., Any]], Callable[
         try:
             row.answer(name, "1" if row.values == 0 else text, given)
         except ValueError as error:
-            raise click.ClickException(f"ddl run: {error}") from None
+            raise click.ClickException(f"horovodrun: {error}") from None
         if given.refusals:
-            raise click.ClickException(f"ddl run: {given.refusals[0]}")
+            raise click.ClickException(f"horovodrun: {given.refusals[0]}")
 
-    return click.option(
+    effect = (
+        f"Set {row.environ}." if row.environ else row.note or row.later or f"Set --{row.setting.replace('_', '-')}."
+    )
+    return option(
         name,
         f"horovod_{name.strip('-').replace('-', '_')}",
+        group=_GROUP,
         is_flag=row.values == 0,
         default=None,
         nargs=max(row.values, 1),
+        metavar=" ".join(["VALUE"] * row.values),
         expose_value=False,
         callback=note,
-        hidden=True,
+        help=f"{effect[:1].upper()}{effect[1:]}",
     )

@@ -1,0 +1,1 @@
+"""What Horovod's packages for frameworks have in common."""

@@ -1,0 +1,34 @@
+"""Objects and variables, sent to all ranks."""
+
+from __future__ import annotations
+
+from ddl_tf import (
+    allgather,
+    allgather_object,
+    broadcast,
+    broadcast_,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+
+from ddlcore.api import (
+    ProcessSet,
+    global_process_set,
+    rank,
+    size,
+)
+
+__all__ = [
+    "ProcessSet",
+    "allgather",
+    "allgather_object",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "global_process_set",
+    "rank",
+    "size",
+]
