@@ -50,7 +50,7 @@ def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3)
         raise InvalidArgument("The op parameter supersedes average. Please provide only one of them.")
     resolved = ReduceOp(op)
     if resolved is Adasum:
-        raise InvalidArgument("op=Adasum is not supported yet; use op=Average or op=Sum")
+        raise InvalidArgument("op=Adasum is not supported here, but by ddl-horovod; use op=Average or op=Sum")
     return resolved
 
 

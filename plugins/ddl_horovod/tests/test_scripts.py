@@ -118,6 +118,15 @@ def test_a_script_of_each_framework_trains(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("size", [2, 3])
+def test_digits_are_learned_by_adasum(size: int) -> None:
+    """To 95 % of images that were not seen, with the learning rate of one process."""
+    program = PROGRAMS / "adasum_digits.py"
+    code, out, err = output_of([*RUN, "-np", str(size), sys.executable, str(program)])
+    assert (code, out) == (0, "[0] learned\n"), err
+
+
+@pytest.mark.long
 def test_an_elastic_script_goes_on_after_a_kill(tmp_path: Path) -> None:
     """Rank 1 of three kills itself after ten batches; the others train to the end."""
     mark = tmp_path / "killed"

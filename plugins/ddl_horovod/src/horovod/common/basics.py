@@ -32,6 +32,9 @@ class HorovodBasics:
         """Record a timeline from now on; see ``ddlcore.api.start_timeline``."""
         api.start_timeline(file_path, mark_cycles)
 
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        return {number: list(ranks) for number, ranks in api.process_sets().items()}
+
     shutdown = staticmethod(api.shutdown)
     is_initialized = staticmethod(api.is_initialized)
     is_homogeneous = staticmethod(api.is_homogeneous)

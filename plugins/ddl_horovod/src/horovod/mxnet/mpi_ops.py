@@ -53,6 +53,7 @@ from ddlcore.types import (
     Product,
     Sum,
 )
+from horovod.common.basics import HorovodBasics
 from horovod.common.util import (
     check_installed_version,
     get_average_backwards_compatibility_fun,
@@ -108,4 +109,5 @@ __all__ = [
     "stop_timeline",
 ]
 
+_basics = HorovodBasics(__file__, "mpi_lib_v2")
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(None)

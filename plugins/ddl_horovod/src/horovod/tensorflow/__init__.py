@@ -11,14 +11,13 @@ from ddl_horovod.original import needs
 
 needs("ddl_tf", "horovod.tensorflow")
 
+import ddl_tf
+from ddl_horovod import tf_adasum
+from ddl_horovod.choosing import with_adasum
 from ddl_tf import (
     BroadcastGlobalVariablesHook,
-    DistributedGradientTape,
-    DistributedOptimizer,
     PartialDistributedGradientTape,
-    allreduce,
     broadcast_global_variables,
-    grouped_allreduce,
     grouped_reducescatter,
     reducescatter,
 )
@@ -160,6 +159,11 @@ __all__ = [
     "stop_timeline",
     "vars_to_refs",
 ]
+
+allreduce = with_adasum(ddl_tf.allreduce, tf_adasum.allreduce)
+grouped_allreduce = with_adasum(ddl_tf.grouped_allreduce, tf_adasum.grouped_allreduce)
+DistributedGradientTape = with_adasum(ddl_tf.DistributedGradientTape, tf_adasum.tape_of)
+DistributedOptimizer = with_adasum(ddl_tf.DistributedOptimizer, tf_adasum.optimizer_of)
 
 if TYPE_CHECKING:
     from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization

@@ -55,6 +55,7 @@ from ddlcore.types import (
     Product,
     Sum,
 )
+from horovod.common.basics import HorovodBasics
 from horovod.common.util import (
     check_installed_version,
     get_average_backwards_compatibility_fun,
@@ -115,6 +116,7 @@ __all__ = [
     "stop_timeline",
 ]
 
+_basics = HorovodBasics(__file__, "mpi_lib_v2")
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(None)
 
 

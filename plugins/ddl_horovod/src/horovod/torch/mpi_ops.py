@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import ddl_torch
 from ddl_horovod.beginning import (
     init,
 )
+from ddl_horovod.choosing import with_adasum
+from ddl_horovod.torch_adasum import verb
 from ddl_torch import (
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     alltoall_async,
     broadcast,
@@ -25,10 +24,6 @@ from ddl_torch import (
     gloo_enabled,
     grouped_allgather,
     grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
     mpi_built,
@@ -70,6 +65,7 @@ from ddlcore.types import (
     Product,
     Sum,
 )
+from horovod.common.basics import HorovodBasics
 from horovod.common.exceptions import (
     HorovodInternalError,
 )
@@ -152,4 +148,17 @@ __all__ = [
     "synchronize",
 ]
 
+allreduce = with_adasum(ddl_torch.allreduce, verb(single=True, in_place=False, waits=True))
+allreduce_ = with_adasum(ddl_torch.allreduce_, verb(single=True, in_place=True, waits=True))
+allreduce_async = with_adasum(ddl_torch.allreduce_async, verb(single=True, in_place=False, waits=False))
+allreduce_async_ = with_adasum(ddl_torch.allreduce_async_, verb(single=True, in_place=True, waits=False))
+grouped_allreduce = with_adasum(ddl_torch.grouped_allreduce, verb(single=False, in_place=False, waits=True))
+grouped_allreduce_ = with_adasum(ddl_torch.grouped_allreduce_, verb(single=False, in_place=True, waits=True))
+grouped_allreduce_async = with_adasum(
+    ddl_torch.grouped_allreduce_async, verb(single=False, in_place=False, waits=False)
+)
+grouped_allreduce_async_ = with_adasum(
+    ddl_torch.grouped_allreduce_async_, verb(single=False, in_place=True, waits=False)
+)
+_basics = HorovodBasics(__file__, "mpi_lib_v2")
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(None)

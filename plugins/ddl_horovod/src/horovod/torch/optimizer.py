@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ddl_torch
+from ddl_horovod.choosing import with_adasum
+from ddl_horovod.torch_adasum import optimizer_of
 from ddl_torch import (
     Compression,
-    DistributedOptimizer,
-    allreduce_async_,
     broadcast_object,
-    grouped_allreduce_async_,
     rocm_built,
     sparse_allreduce_async,
 )
@@ -26,6 +26,7 @@ from ddlcore.types import (
 from horovod.common.util import (
     split_list,
 )
+from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_
 
 __all__ = [
     "Adasum",
@@ -44,3 +45,5 @@ __all__ = [
     "split_list",
     "synchronize",
 ]
+
+DistributedOptimizer = with_adasum(ddl_torch.DistributedOptimizer, optimizer_of)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ddl_torch import (
     SyncBatchNorm,
     allgather_async,
-    allreduce_async,
 )
 
 from ddlcore.api import (
@@ -15,6 +14,7 @@ from ddlcore.api import (
 from ddlcore.types import (
     Sum,
 )
+from horovod.torch.mpi_ops import allreduce_async
 
 __all__ = [
     "Sum",

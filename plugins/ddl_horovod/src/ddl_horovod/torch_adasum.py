@@ -1,0 +1,221 @@
+"""Adasum for PyTorch: what the reductions of ``horovod.torch`` and its optimizer do if a script passes op=Adasum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+
+from ddl_horovod.adasum import Background, adasum, name_of
+from ddlcore.api import Mapped, ProcessSet, current_job, global_process_set
+from ddlcore.errors import InvalidArgument
+from ddlcore.types import Adasum
+
+O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741  # an optimizer's class
+Tensors = list[torch.Tensor]
+
+
+def verb(single: bool, in_place: bool, waits: bool) -> Callable[..., Any]:
+    """Return what one of the eight reductions does with op=Adasum; it takes their arguments by name.
+
+    ``single``: the reduction is of one tensor, not of several. ``in_place``: the result is written to the tensors.
+    ``waits``: the reduction returns the result, not a handle. Such a reduction is differentiable: the gradient is reduced in
+    the same way. It raises InvalidArgument for tensors that are not of floating point, and NotImplementedError for sparse
+    ones.
+    """
+
+    def reduce(
+        *,
+        op: int,
+        average: bool | None = None,
+        name: str | None = None,
+        compression: Any = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        weight: Any = None,
+        tensor: Any = None,
+        tensors: Any = (),
+    ) -> Any:
+        if average is not None:
+            raise InvalidArgument("The op parameter supersedes average. Please provide only one of them.")
+        if weight is not None:
+            raise InvalidArgument("op=Adasum has no weights: it is no average")
+        call = _Call(name, process_set, prescale_factor, postscale_factor)
+        given = [tensor] if single else list(tensors)
+        if waits and not in_place:
+            packed = [_compressor(compression).compress(one) for one in given]
+            reduced: Sequence[Any] = _Function.apply(call, *(one for one, _ in packed))  # type: ignore[no-untyped-call]
+            results = [_compressor(compression).decompress(one, ctx) for one, (_, ctx) in zip(reduced, packed)]
+            return results[0] if single else results
+        handle = Mapped(call.start(given), lambda results: _delivered(results, given, in_place, single))
+        return handle.wait() if waits else handle
+
+    return reduce
+
+
+def _compressor(compression: Any) -> Any:
+    if not hasattr(compression, "compress"):
+        raise InvalidArgument(f"op=Adasum takes Compression.none, .fp16 or a class of your own, not {compression!r}")
+    return compression
+
+
+def _delivered(results: Tensors, given: Tensors, in_place: bool, single: bool) -> Any:
+    if in_place:
+        with torch.no_grad():
+            for tensor, result in zip(given, results):
+                tensor.copy_(result)
+        results = given
+    return results[0] if single else results
+
+
+class _Call:
+    """The arguments of one reduction that all its tensors share."""
+
+    def __init__(
+        self, name: str | None, process_set: ProcessSet, prescale: float = 1.0, postscale: float = 1.0
+    ) -> None:
+        self.job = current_job()
+        self.name = name_of(name, self.job, process_set)
+        self.process_set = process_set
+        self.prescale, self.postscale = prescale, postscale
+
+    def start(self, tensors: Tensors) -> Mapped:
+        """Start the reduction of ``tensors`` in a thread; the result of the handle is new tensors."""
+        arrays = [self._array(one) for one in tensors]
+        background = Background(lambda: adasum(arrays, self.name, self.process_set, self.job))
+        return Mapped(background, lambda reduced: self._tensors(reduced, tensors))
+
+    def run(self, tensors: Tensors, name: str = "") -> Tensors:
+        """Return the reduced tensors. ``name``: the name of the reduction if it is not that of this call."""
+        arrays = [self._array(one) for one in tensors]
+        return self._tensors(adasum(arrays, name or self.name, self.process_set, self.job), tensors)
+
+    def _array(self, tensor: torch.Tensor) -> Any:
+        if tensor.is_sparse:
+            raise NotImplementedError(
+                "op=Adasum does not support sparse tensors; pass sparse_as_dense=True, or tensor.to_dense()"
+            )
+        array = tensor.detach().cpu().contiguous()
+        array = array.float() if array.dtype == torch.bfloat16 else array  # NumPy lacks it
+        return (array if self.prescale == 1.0 else array * self.prescale).numpy()
+
+    def _tensors(self, arrays: Sequence[Any], like: Tensors) -> Tensors:
+        results = (torch.from_numpy(array).to(one.device, one.dtype) for array, one in zip(arrays, like))
+        return [one if self.postscale == 1.0 else one * self.postscale for one in results]
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        return tuple(call.run(list(tensors)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *ctx.call.run(list(gradients), f"{ctx.call.name}.backward")
+
+
+# --- the optimizer
+
+
+def optimizer_of(
+    *,
+    optimizer: O,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = None,
+    backward_passes_per_step: int = 1,
+    gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int = Adasum,
+    **_others: Any,
+) -> O:
+    """Make ``optimizer`` add up the changes of parameters that the ranks propose, by Adasum, and return it.
+
+    Each rank steps on its own gradients. Then ``step()`` replaces the change of each parameter by the adaptive sum of the
+    changes of all ranks. So the learning rate is that of one process. Every rank must wrap its optimizer with the same
+    parameters, after ``init()``, and call ``step()`` equally often. ``named_parameters`` pairs the parameters of the ranks
+    by name, otherwise by position. The other arguments are those of ``DistributedOptimizer``: several backward passes add up
+    until ``step()``, and arguments about groups and devices have no effect. Raises ValueError for arguments that Adasum does
+    not support.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if gradient_predivide_factor != 1.0:
+        raise InvalidArgument("gradient_predivide_factor not supported yet with op != Average")
+    if isinstance(optimizer, _AdasumOptimizer):
+        raise ValueError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
+    current_job()  # raises NotInitialized
+    own = [one for group in optimizer.param_groups for one in group["params"]]
+    named = (
+        dict(named_parameters)
+        if named_parameters is not None
+        else {f"parameter.{at}": one for at, one in enumerate(own)}
+    )
+    unnamed = len({id(one) for one in own} - {id(one) for one in named.values()})
+    if unnamed:
+        raise ValueError(
+            f"named_parameters lacks {unnamed} of the optimizer's parameters; pass model.named_parameters()"
+        )
+    mine = {id(one) for one in own}
+    bare = type(optimizer)
+    # The step itself, without torch's wrapper, which would call hooks in the middle of ours: after it, the ranks differ.
+    step = getattr(bare.step, "__wrapped__", bare.step) if getattr(bare.step, "hooked", False) else bare.step
+    added = {"__module__": bare.__module__, "_own_step": step}
+    optimizer.__class__ = type(bare.__name__, (_AdasumOptimizer, bare), added)
+    torch.optim.Optimizer.__setstate__(optimizer, {})  # lets torch call its hooks around the new ``step``
+    if (
+        vars(optimizer).pop("step", None) is not None
+    ):  # a scheduler has wrapped it in this object, to see whether it is called
+        vars(type(optimizer).step)["_wrapped_by_lr_sched"] = True
+    wrapped = cast("_AdasumOptimizer", optimizer)
+    wrapped._adasum = {name: one for name, one in sorted(named.items()) if id(one) in mine}
+    wrapped._adasum_compression = _compressor(compression) if compression is not None else None
+    wrapped._adasum_set = process_set
+    wrapped.backward_passes_per_step = backward_passes_per_step
+    return optimizer
+
+
+class _AdasumOptimizer(torch.optim.Optimizer):
+    """The methods that come before those of the optimizer's own class."""
+
+    _adasum: dict[str, torch.Tensor]
+    _adasum_compression: Any
+    _adasum_set: ProcessSet
+    _own_step: Callable[..., Any]
+    _opt_called: bool
+    backward_passes_per_step: int
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step on the gradients of this rank, and replace the changes by the adaptive sums of all ranks' changes."""
+        parameters = list(self._adasum.values())
+        before = [one.detach().clone() for one in parameters]
+        self._opt_called = True
+        loss = self._own_step(closure)
+        if current_job().size == 1:
+            return loss
+        with torch.no_grad():
+            changes = [now.detach() - old for now, old in zip(parameters, before)]
+            packed = [
+                self._adasum_compression.compress(one) if self._adasum_compression else (one, None) for one in changes
+            ]
+            reduced = _Call(f"adasum.step.{'.'.join(list(self._adasum)[:1])}", self._adasum_set).run(
+                [one for one, _ in packed]
+            )
+            for now, old, change, (_, ctx) in zip(parameters, before, reduced, packed):
+                now.copy_(
+                    old + (self._adasum_compression.decompress(change, ctx) if self._adasum_compression else change)
+                )
+        return loss
+
+    def synchronize(self) -> None:
+        """Do nothing: ``step`` reduces."""
+
+    def skip_synchronize(self) -> Any:
+        """Raise AssertionError, as in Horovod: nothing has been reduced before ``step``."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Say how many backward passes add up before ``step``. Their gradients add up in any case."""
+        self.backward_passes_per_step = passes

@@ -1,0 +1,188 @@
+"""op=Adasum in the reductions, the tape and the optimizer of horovod.tensorflow, in worlds of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as keras_hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddlcore.errors import InvalidArgument
+from ddlcore.process.job import Job
+from ddlcore.testing import run_world
+from plugins.ddl_horovod.tests.formula import summed
+
+SIZE = 3
+
+
+def values(rank: int, dtype: Any = np.float64) -> Any:
+    return (np.random.default_rng(rank).normal(size=(4, 5)) + 0.5).astype(dtype)
+
+
+def wanted(factor: float = 1.0) -> Any:
+    return factor * summed([values(rank) for rank in range(SIZE)])
+
+
+def close(found: Any, factor: float = 1.0, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(found, wanted(factor), rtol=tolerance, atol=tolerance)
+
+
+def test_all_reductions_eagerly() -> None:
+    """With and without names and factors, one tensor and several, of each type."""
+
+    def program(rank: int, job: Job) -> None:
+        given = tf.constant(values(rank))
+        close(hvd.allreduce(given, op=hvd.Adasum))
+        close(hvd.allreduce(given, None, "", "", hvd.Compression.none, hvd.Adasum, 2.0, 3.0, "factors"), 6.0)
+        close(hvd.allreduce(given, op=hvd.Adasum, compression=hvd.Compression.fp16), tolerance=2e-3)
+        for one in hvd.grouped_allreduce([given, values(rank)], op=hvd.Adasum):
+            close(one)
+        for dtype, tolerance in ((tf.float32, 1e-5), (tf.float16, 2e-3), (tf.bfloat16, 2e-2)):
+            found = hvd.allreduce(tf.cast(given, dtype), op=hvd.Adasum)
+            assert found.dtype == dtype
+            close(tf.cast(found, tf.float64), tolerance=tolerance)
+
+    run_world(SIZE, program)
+
+
+def test_in_a_function_with_gradients() -> None:
+    """The gradient is the adaptive sum of the ranks' gradients; independent reductions may run in any order."""
+
+    def program(rank: int, job: Job) -> Any:
+        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(hvd.allreduce(x, op=hvd.Adasum) * values(rank + 10))
+            return tape.gradient(loss, x), hvd.allreduce(x, op=hvd.Adasum), hvd.allreduce(2 * x, op=hvd.Adasum)
+
+        for _ in range(2):
+            gradient, one, two = step(tf.constant(values(rank)))
+            close(one)
+            close(two, 2.0)
+        return gradient.numpy()
+
+    expected = summed([values(rank + 10) for rank in range(SIZE)])
+    for gradient in run_world(SIZE, program):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_the_tape(in_function: bool) -> None:
+    """In the structure of the sources. A gradient that is None stays None, and a sparse one is made dense if wanted."""
+
+    def program(rank: int, job: Job) -> None:
+        a, unused, rows = tf.Variable(values(rank)), tf.Variable(1.0), tf.Variable(np.ones((3, 2)))
+
+        def step() -> Any:
+            with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Adasum, sparse_as_dense=True) as tape:
+                loss = tf.reduce_sum(a * values(rank)) + tf.reduce_sum(tf.gather(rows, [rank])) * (rank + 1.0)
+            return tape.gradient(loss, {"a": a, "rows": rows, "unused": unused})
+
+        found = (tf.function(step) if in_function else step)()
+        close(found["a"])
+        assert found["unused"] is None
+        np.testing.assert_allclose(found["rows"], [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+
+    run_world(SIZE, program)
+
+
+def alone(size: int, passes: int) -> float:
+    """The value that the formula gives: each rank steps alone, and the changes are summed. TensorFlow's rate is a float32."""
+    value = 1.0
+    for first in range(0, 4, passes):
+        own = []
+        for rank in range(size):
+            mine = value
+            for _ in range(first, first + passes):
+                mine -= 0.1 * 2 * mine * (rank + 1)
+            own.append(np.array([mine - value]))
+        value += float(summed(own)[0])
+    return value
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_optimizer_sums_changes_in_a_session(size: int, passes: int) -> None:
+    """Against the formula, for an optimizer of tf.compat.v1.train in a graph."""
+
+    def program(rank: int, job: Job) -> list[float]:
+        with tf.Graph().as_default():
+            x = tf.compat.v1.Variable([1.0], dtype=tf.float64, use_resource=True)
+            plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+            optimizer = hvd.DistributedOptimizer(plain, op=hvd.Adasum, backward_passes_per_step=passes)
+            train = optimizer.minimize(tf.reduce_sum(x * x) * (rank + 1))
+            ready = [tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()]
+            with tf.compat.v1.Session() as session:
+                for one in ready:
+                    session.run(one)
+                for _ in range(4):
+                    session.run(train)
+                return list(session.run(x))
+
+    for found in run_world(size, program):
+        np.testing.assert_allclose(found, alone(size, passes), rtol=1e-6)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_optimizer_sums_changes_eagerly(passes: int) -> None:
+    """And in a tf.function."""
+
+    def program(rank: int, job: Job) -> list[float]:
+        results = []
+        for in_function in (False, True):
+            x = tf.Variable([1.0], dtype=tf.float64)
+            plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+            optimizer = hvd.DistributedOptimizer(
+                plain, op=hvd.Adasum, backward_passes_per_step=passes, name=f"o{in_function}"
+            )
+
+            def step(x: Any = x, optimizer: Any = optimizer) -> None:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(x * x) * (rank + 1)
+                optimizer.apply_gradients([(tape.gradient(loss, x), x)])
+
+            step = tf.function(step) if in_function else step
+            for _ in range(4):
+                step()
+            results.append(x.numpy().item())
+        return results
+
+    for found in run_world(2, program):
+        np.testing.assert_allclose(found, [alone(2, passes)] * 2, rtol=1e-6)
+
+
+def test_what_adasum_does_not_support_is_refused() -> None:
+    """At once, by name, as Horovod does."""
+
+    def program(rank: int, job: Job) -> None:
+        slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([3, 2]))
+        for verb, given in ((hvd.allreduce, slices), (hvd.grouped_allreduce, [slices])):
+            with pytest.raises(NotImplementedError, match="sparse"):
+                verb(given, op=hvd.Adasum)
+        with pytest.raises(InvalidArgument, match="not for int32"):
+            hvd.allreduce(tf.constant([1]), op=hvd.Adasum)
+        with pytest.raises(InvalidArgument, match="supersedes average"):
+            hvd.allreduce(tf.constant([1.0]), average=True, op=hvd.Adasum)
+        with pytest.raises(ValueError, match="Adasum"):
+            hvd.reducescatter(tf.ones(2), op=hvd.Adasum)
+        with pytest.raises(ValueError, match=r"takes a tf\.GradientTape"):
+            hvd.DistributedGradientTape(1, op=hvd.Adasum)
+        plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        for arguments, complaint in (
+            ({"average_aggregated_gradients": True}, "average_aggregated_gradients"),
+            ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
+            ({"backward_passes_per_step": 0}, "must be 1 or more"),
+        ):
+            with pytest.raises(ValueError, match=complaint):
+                hvd.DistributedOptimizer(plain, op=hvd.Adasum, **arguments)
+        with pytest.raises(ValueError, match="not supported yet with Keras"):
+            hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
+        with pytest.raises(ValueError, match="Adasum"):
+            keras_hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
+        assert hvd.allreduce(tf.ones(1), op=hvd.Sum).numpy().tolist() == [1.0]
+
+    run_world(1, program)
