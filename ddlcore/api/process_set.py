@@ -32,11 +32,11 @@ class ProcessSet:
 
     process_set_id: int | None
 
-    def __init__(self, ranks_or_comm: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int]) -> None:
         try:
-            given = [int(rank) for rank in ranks_or_comm]
+            given = [int(rank) for rank in ranks]
         except TypeError:
-            raise InvalidArgument(f"ProcessSet takes a sequence of ranks, not {type(ranks_or_comm).__name__}") from None
+            raise InvalidArgument(f"ProcessSet takes a sequence of ranks, not {type(ranks).__name__}") from None
         if len(set(given)) != len(given):
             raise InvalidArgument(f"process set with duplicate rank in {given}")
         self.ranks = sorted(given)

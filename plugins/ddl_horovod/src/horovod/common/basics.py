@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ddl_horovod import beginning
+from ddl_horovod.process_sets import ProcessSet
 
 from ddlcore import api
-from ddlcore.api import BuildQuestions, ProcessSet, global_process_set
+from ddlcore.api import BuildQuestions, global_process_set
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
 from horovod.common import util
 

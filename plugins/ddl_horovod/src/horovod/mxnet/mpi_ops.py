@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddl_horovod.beginning import (
     init,
 )
+from ddl_horovod.process_sets import ProcessSet
 from ddl_mxnet import (
     allgather,
     allreduce,
@@ -31,7 +32,6 @@ from ddl_mxnet import (
 )
 
 from ddlcore.api import (
-    ProcessSet,
     add_process_set,
     cross_rank,
     cross_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddl_horovod.process_sets import ProcessSet
 from ddl_torch import (
     allgather,
     allgather_object,
@@ -13,7 +14,6 @@ from ddl_torch import (
 )
 
 from ddlcore.api import (
-    ProcessSet,
     global_process_set,
     rank,
     size,

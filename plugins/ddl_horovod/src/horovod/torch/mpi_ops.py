@@ -7,6 +7,7 @@ from ddl_horovod.beginning import (
     init,
 )
 from ddl_horovod.choosing import with_adasum
+from ddl_horovod.process_sets import ProcessSet
 from ddl_horovod.torch_adasum import verb
 from ddl_torch import (
     allgather,
@@ -37,7 +38,6 @@ from ddl_torch import (
 )
 
 from ddlcore.api import (
-    ProcessSet,
     add_process_set,
     barrier,
     cross_rank,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ddl_torch
 from ddl_horovod.choosing import with_adasum
+from ddl_horovod.process_sets import ProcessSet
 from ddl_horovod.torch_adasum import optimizer_of
 from ddl_torch import (
     Compression,
@@ -13,7 +14,6 @@ from ddl_torch import (
 )
 
 from ddlcore.api import (
-    ProcessSet,
     global_process_set,
     size,
     synchronize,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddl_horovod.beginning import (
     init,
 )
+from ddl_horovod.process_sets import ProcessSet
 from ddl_tf.keras import (
     DistributedOptimizer,
     allgather,
@@ -26,7 +27,6 @@ from ddl_tf.keras import (
 )
 
 from ddlcore.api import (
-    ProcessSet,
     add_process_set,
     cross_rank,
     cross_size,
