@@ -136,7 +136,7 @@ def test_a_world_of_one_has_no_hooks() -> None:
         ({"named_parameters": "duplicate"}, "must be unique. Found duplicates: body.weight"),
         ({"named_parameters": "missing"}, r"not named: group 0, parameter 0 \(shape \(8, 6\)\)"),
         ({"backward_passes_per_step": 0}, "1 or more"),
-        ({"op": ddl.Adasum}, "not supported yet"),
+        ({"op": ddl.Adasum}, "not supported here, but by ddl-horovod"),
         ({"op": ddl.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average"),
         ({"gradient_predivide_factor": 0.0}, "greater than 0"),
         ({"groups": 0}, "positive integer or a list of lists"),

@@ -38,7 +38,9 @@ def DistributedOptimizer(
       together. 0: no groups, gradients are fused into buckets as they become ready.
 
     The attribute ``rescale_grad`` keeps the value that the user has set, such as 1 / batch size of one rank. During an
-    update, gradients are also divided by the number of ranks. If a DistributedOptimizer is unpickled, it averages over
+    update, gradients are also divided by the number of ranks: those for an optimizer of MXNet by ``rescale_grad``, and
+    those for an optimizer of another class in place, because its code may ignore ``rescale_grad``, or pass gradients to
+    another optimizer that has its own. If a DistributedOptimizer is unpickled, it averages over
     the ranks again, in the job that is current at that time.
 
     Raises ValueError for invalid arguments, and NotInitialized before ``init()``. An update raises PeerLost or another
@@ -58,12 +60,18 @@ def DistributedOptimizer(
 
 def _wrap(optimizer: Any, reducer: Reducer) -> Any:
     bare = type(optimizer)
-    optimizer.__class__ = type(bare.__name__, (_Distributed, bare), {"__module__": bare.__module__})
+    added = {"__module__": bare.__module__, "_in_place": not rescales(optimizer)}
+    optimizer.__class__ = type(bare.__name__, (_Distributed, bare), added)
     optimizer._ddl = reducer
     optimizer._plans = {}
     optimizer._inside = False
     optimizer._check = UpdateCheck()
     return optimizer
+
+
+def rescales(optimizer: Any) -> bool:
+    """Return whether ``optimizer`` certainly multiplies gradients by its ``rescale_grad``: all of MXNet's own do."""
+    return type(optimizer).__module__.partition(".")[0] == "mxnet"
 
 
 def undistributed(optimizer: Any) -> Any:
@@ -92,6 +100,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
     ]  # by the indices of one call: the gradients of the call, and the plan by which these gradients are reduced
     _inside: bool  # whether an update runs: then the optimizer's own code reads the properties below
     _check: UpdateCheck
+    _in_place: bool  # whether the averages are made in the gradients; otherwise, by ``rescale_grad``
 
     @property
     def aggregate_num(self) -> int:
@@ -110,10 +119,11 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
     def rescale_grad(self) -> float:
         """The factor by which the optimizer multiplies gradients, as the user has set it.
 
-        While an update runs, it is multiplied by ``Reducer.scale``, which turns sums over the ranks into averages.
+        While an update of an optimizer of MXNet runs, it is multiplied by ``Reducer.scale``, which turns sums over the
+        ranks into averages.
         """
         own = cast("float", self.__dict__["rescale_grad"])
-        return own * self._ddl.scale if self.__dict__.get("_inside") else own
+        return own * self._ddl.scale if self.__dict__.get("_inside") and not self._in_place else own
 
     @rescale_grad.setter
     def rescale_grad(self, factor: float) -> None:
@@ -169,6 +179,9 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
             plan = SumPlan(named[::-1])  # backward computes the last parameters' gradients first
             self._plans[key] = list(grads), plan
         self._ddl.reduce(plan)
+        if self._in_place:
+            for grad in grads:
+                grad *= self._ddl.scale
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduction = self._ddl.reduction

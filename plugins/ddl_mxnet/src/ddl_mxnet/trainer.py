@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from ddl_mxnet.optimizer import undistributed
+from ddl_mxnet.optimizer import rescales, undistributed
 from ddl_mxnet.reducer import OPERATIONS, Reducer, Reduction, SumPlan
 from ddl_mxnet.replicas import trainer_verifier
 from ddlcore.api import (
@@ -28,6 +28,21 @@ from ddlcore.api import (
 from ddlcore.api.arrays import allreduce
 from ddlcore.errors import DdlInternalError, InvalidArgument
 from ddlcore.types import Average, Sum
+
+
+class _Updater(mx.optimizer.Updater):  # type: ignore[misc]  # MXNet has no types
+    """Gluon's updater of parameters. It raises an error for updates that a DistributedTrainer does not make."""
+
+    reducer: Reducer
+    inside = False  # whether ``_update`` of the trainer runs
+
+    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+        if self.reducer.active and not self.inside:
+            raise InvalidArgument(
+                "a method of a class derived from DistributedTrainer updates parameters without its _update(), which "
+                "checks that the gradients are reduced; call super().step(), or self.allreduce_grads() and super().update()"
+            )
+        super().__call__(index, grad, weight)
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has no types
@@ -56,7 +71,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
       weights of all ranks are 0, all of them raise InvalidArgument. Gradients must be dense.
 
     Raises ValueError for invalid arguments, for parameters on several contexts and for sparse weights, and
-    NotInitialized before ``init()``. ``step`` raises PeerLost or another DdlInternalError if the job has failed.
+    NotInitialized before ``init()``. ``step`` raises PeerLost or another DdlInternalError if the job has failed. ``update``
+    raises ValueError if ``allreduce_grads`` was not called since the last update, also if the methods of a derived class
+    left it out.
     """
 
     def __init__(
@@ -102,8 +119,14 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         self._fresh: Any = np.zeros(0, np.float32)  # for each of these parameters: how many ranks have a new gradient
         self._reduced = False  # gradients were reduced since the last update, so ``_fresh`` is valid
         self._stepping = False  # a ``step`` has begun and has not ended
-        self._applied = self._ddl.scale
+        for updater in self._updaters:
+            updater.__class__ = _Updater
+            updater.reducer = self._ddl
+        # The code of another class than MXNet's may ignore ``rescale_grad``: its gradients are divided in ``_update``.
+        self._in_place = not rescales(self._optimizer)
+        self._applied = 1.0 if self._in_place else self._ddl.scale
         self._scale *= self._applied
+        self._optimizer.rescale_grad *= self._applied  # ``update`` of a derived class may not set it
         self._verifier = trainer_verifier(self)
         self.after_update: list[Callable[[], object]] = []  # called in ``step`` when all updates are queued
 
@@ -183,10 +206,11 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
 
     def _allreduce_grads(self) -> None:
         if self._ddl.rebind():
-            ratio = self._ddl.scale / self._applied
-            self._scale *= ratio
-            self._optimizer.rescale_grad *= ratio  # ``step`` has computed it from the old ``_scale`` already
-            self._applied = self._ddl.scale
+            if not self._in_place:
+                ratio = self._ddl.scale / self._applied
+                self._scale *= ratio
+                self._optimizer.rescale_grad *= ratio  # ``step`` has computed it from the old ``_scale`` already
+                self._applied = self._ddl.scale
             self._names, self._arranged = [], []
         if not self._ddl.active:
             return
@@ -202,17 +226,36 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         self._ddl.torn = False
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._ddl.active and not self._reduced:
+            raise InvalidArgument(
+                "the gradients were not reduced since the last update; call allreduce_grads() before update(), or step(). "
+                "A class derived from DistributedTrainer must call allreduce_grads() of DistributedTrainer"
+            )
         if self._reduced:
             stale = np.flatnonzero(self._fresh < self._ddl.members)
             if len(stale):
                 self._judge(stale, ignore_stale_grad)
         with self._ddl.in_one(UserWarning):  # Gluon raises UserWarning only before it updates anything
             self._reduced = False
-            super()._update(ignore_stale_grad)
+            self._apply(ignore_stale_grad)
             for hook in self.after_update:
                 hook()
         if self._ddl.active:
             self._verifier.stepped(self._ddl.job, self._ddl.reduction.process_set.process_set_id or 0)
+
+    def _apply(self, ignore_stale_grad: bool) -> None:
+        if self._in_place and self._ddl.active:
+            for param in self._backwards:
+                if param.grad_req != "null":
+                    (gradient,) = param.list_grad()
+                    gradient *= self._ddl.scale
+        for updater in self._updaters:
+            updater.inside = True
+        try:
+            super()._update(ignore_stale_grad)
+        finally:
+            for updater in self._updaters:
+                updater.inside = False
 
     # --- parameters
 

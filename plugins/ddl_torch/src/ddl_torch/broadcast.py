@@ -15,6 +15,7 @@ from ddl_torch.adapter import dense_strides
 from ddl_torch.autograd import OPERATIONS
 from ddl_torch.ops import start_broadcast
 from ddl_torch.sharded import refuse_sharded
+from ddl_torch.steps import includes, restores_itself, state_of
 from ddlcore.api import ProcessSet, global_process_set, rank
 from ddlcore.errors import InvalidArgument
 
@@ -77,7 +78,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     Horovod. Raises ValueError for L-BFGS, whose state has no fixed form, if a parameter is sharded, and if the
     optimizers of the ranks have different parameters.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if includes(optimizer, torch.optim.LBFGS):
         raise InvalidArgument(
             "cannot broadcast torch.optim.LBFGS state; broadcast the parameters and begin with a new optimizer"
         )
@@ -85,12 +86,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     refuse_sharded("broadcast_optimizer_state", params)
     is_root = rank() == root_rank
     tensors: dict[str, torch.Tensor] = {}
-    state = _taken_out(optimizer.state_dict(), "optimizer", tensors) if is_root else None
-    state = OPERATIONS.broadcast_object(state, root_rank)
-    if not is_root:
-        state = _restored(state, optimizer.param_groups, tensors)
+    own = state_of(optimizer) if is_root else {}
+    sent = OPERATIONS.broadcast_object(_taken_out(own, "optimizer", tensors) if is_root else None, root_rank)
+    state = own if is_root else _restored(sent, optimizer.param_groups, tensors)
     broadcast_parameters(tensors, root_rank)
-    if not is_root:
+    if not is_root or restores_itself(optimizer):
         optimizer.load_state_dict(state)
 
 

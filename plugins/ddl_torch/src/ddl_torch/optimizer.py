@@ -25,6 +25,7 @@ from ddl_torch.ddp import check_wrapped, watch_wrapping
 from ddl_torch.reducer import Reducer, UnfinishedBackward
 from ddl_torch.replicas import verify_steps
 from ddl_torch.slots import Reduction, Slot
+from ddl_torch.steps import hook_steps, includes, is_optimizer
 from ddlcore.api import (
     ProcessSet,
     check_predivide,
@@ -75,7 +76,9 @@ def DistributedOptimizer(
     zeros. If several backward passes precede a step, their gradients add up, and the gradients of each pass are
     reduced. Within ``no_sync()`` gradients accumulate on each rank alone, and the next pass outside of it reduces their
     sum. Ranks outside ``process_set`` step on their own gradients. If a parameter already belongs to another
-    DistributedOptimizer, the new optimizer reduces the parameter's gradients from now on.
+    DistributedOptimizer, the new optimizer reduces the parameter's gradients from now on. ``optimizer`` may also be one
+    that never called torch's constructor, or any object with ``param_groups``, ``state``, ``step`` and ``zero_grad``; it
+    becomes a torch.optim.Optimizer.
 
     * ``named_parameters``: (name, parameter) pairs; ranks match parameters by name, and without names by position.
     * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
@@ -98,10 +101,12 @@ def DistributedOptimizer(
     model is already wrapped in torch's DistributedDataParallel over the same ranks. If the model is wrapped later, the
     constructor of DistributedDataParallel raises ReducedTwice.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not is_optimizer(optimizer):
         raise ValueError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    if isinstance(optimizer, _Distributed):
-        raise ValueError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
+    if includes(optimizer, _Distributed):
+        raise ValueError(
+            "this optimizer is a DistributedOptimizer already, or has one inside; wrap each optimizer once"
+        )
     _check_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
@@ -116,7 +121,8 @@ def DistributedOptimizer(
     reducer = Reducer(reduction, backward_passes_per_step, weight)
     if reducer.active:
         check_wrapped(named, process_set)
-    reducer.parameters.add(named, isinstance(optimizer, torch.optim.SparseAdam))
+    hook_steps(optimizer)
+    reducer.parameters.add(named, includes(optimizer, torch.optim.SparseAdam))
     watch_wrapping(reducer)
     bare = type(optimizer)
     optimizer.__class__ = type(bare.__name__, (_Distributed, bare), {"__module__": bare.__module__})
@@ -235,7 +241,7 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
             raise ValueError(f"parameter names must be unique; {', '.join(clash)} is in another group already")
         self._parameter_names.update({param: name for name, param in added})
         self._checked = _parameters(self)
-        slots = self._ddl.parameters.add(added, isinstance(self, torch.optim.SparseAdam))
+        slots = self._ddl.parameters.add(added, includes(self, torch.optim.SparseAdam))
         if self._ddl.parameters.groups:
             for part in _by_device(slots).values():
                 self._ddl.parameters.add_group(part)
@@ -252,8 +258,8 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # torch offers no hook for this
             self._ddl.synchronize()
             self._ddl.begin_names_anew()  # ``step`` does this too, but the scaler may skip the step
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
+        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
+        return super().param_groups if groups is None else groups  # a wrapper may have a property of its own
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -261,6 +267,8 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         bare = type(self).__mro__[2]
+        if hasattr(bare, "_bare"):  # a class that ``hook_steps`` has made
+            return super().__reduce_ex__(protocol)
         return _bare, (bare,), self.__getstate__()
 
 
@@ -309,11 +317,13 @@ def _reducing(closure: Callable[[], Any], optimizer: torch.optim.Optimizer, redu
     For L-BFGS the new closure reduces the loss too, because the steps of L-BFGS depend on the loss.
     """
 
+    reduces_loss = reducer.active and includes(optimizer, torch.optim.LBFGS)
+
     def reduced() -> Any:
         loss = closure()
         reducer.synchronize()  # a rank whose closure has computed no gradient must take part too
         reducer.next_step()
-        if reducer.active and isinstance(optimizer, torch.optim.LBFGS):
+        if reduces_loss:
             call = Call(reducer.job, reducer.reduction.process_set, op=reducer.reduction.op)
             loss = autograd.allreduce(call, torch.as_tensor(loss).detach())
         return loss
@@ -322,8 +332,7 @@ def _reducing(closure: Callable[[], Any], optimizer: torch.optim.Optimizer, redu
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    groups: list[dict[str, Any]] = optimizer.__dict__["param_groups"]
-    return [param for group in groups for param in group["params"]]
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _check_parameters(optimizer: Any) -> None:
@@ -371,7 +380,7 @@ def _reduction(
 def _check_weighted(optimizer: torch.optim.Optimizer, reduction: Reduction) -> None:
     """Raise InvalidArgument if the gradients of ``optimizer`` cannot have weights."""
     check_weighted(reduction.op, reduction.prescale_factor, reduction.postscale_factor)
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if includes(optimizer, torch.optim.LBFGS):
         raise InvalidArgument(
             "weight= does not work with L-BFGS, whose steps depend on a loss that has no weight; scale the loss of each rank"
         )

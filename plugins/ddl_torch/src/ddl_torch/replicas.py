@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddl_torch.reducer import Reducer
 from ddl_torch.sharded import is_sharded, refuse_sharded
+from ddl_torch.steps import inner_optimizers, is_optimizer
 from ddlcore.api import (
     ProcessSet,
     Replica,
@@ -50,7 +51,7 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
     pairs: list[tuple[str, torch.Tensor]]
     if isinstance(model, torch.nn.Module):
         pairs = list(model.named_parameters())
-    elif isinstance(model, torch.optim.Optimizer):
+    elif is_optimizer(model):
         pairs = _of_optimizer(model)
     else:
         pairs = [pair for pair in named(model) if not isinstance(model, Mapping) or isinstance(pair[1], torch.Tensor)]
@@ -69,7 +70,8 @@ def verify_steps(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
     The settings, such as ``verify_first_step``, say after which steps. ``reducer`` reduces the gradients of
     ``optimizer``.
     """
-    vars(optimizer)[SEEN] = True
+    for one in (optimizer, *inner_optimizers(optimizer)):
+        vars(one)[SEEN] = True
     mine = weakref.ref(optimizer)  # weak: the job holds the verifier, which must not keep the parameters alive
 
     def replicas() -> list[Replica]:

@@ -2,16 +2,16 @@
 
 The optimizer's class, configuration and variables do not change. So the optimizer is saved like one that is not
 wrapped, and can be loaded without ddl. The method that receives the gradients is ``apply`` in Keras 3,
-``aggregate_gradients`` in tf_keras, and ``gradient_aggregator`` in tf_keras' older optimizers. Each of these methods is
-called before clipping, so gradients are clipped after they are reduced.
+``aggregate_gradients`` in tf_keras, and ``_aggregate_gradients`` in tf_keras' older optimizers. Each of these methods is
+called before clipping, so gradients are clipped after they are reduced. If a class overrides ``apply_gradients``, that
+method is wrapped too, because it may not call the others.
 """
 
 from __future__ import annotations
 
 import functools
-import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,7 @@ import tensorflow as tf
 from ddl_tf.graph import after, delay_writes
 from ddl_tf.keras import seams
 from ddl_tf.keras.families import KerasFamily, family_of
+from ddl_tf.keras.interception import is_overridden, meet, refuse_unreduced
 from ddl_tf.keras.step import Step
 from ddl_tf.local import LocalVariables
 from ddl_tf.reducer import Reducer
@@ -94,6 +95,7 @@ def DistributedOptimizer(
     step = Step(optimizer, reducer, local, backward_passes_per_step, average_aggregated_gradients)
     vars(optimizer)["_ddl"] = step  # not by __setattr__: Keras would track and save it
     vars(optimizer)["register_local_var"] = step.register_local_var
+    refuse_unreduced(_innermost(optimizer), step)
     _MEET[family](optimizer, step)
     return optimizer
 
@@ -143,47 +145,21 @@ def PartialDistributedOptimizer(
 # --- where gradients are intercepted
 
 
-class _Met:
-    """A wrapper around one method of an optimizer. A copy of the optimizer has the method without the wrapper."""
-
-    def __init__(self, optimizer: Any, name: str, around: Callable[..., Any]) -> None:
-        self._owner = optimizer
-        self._name = name
-        self._around = around
-        self._bare = getattr(optimizer, name)
-        functools.update_wrapper(self, self._bare, updated=())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._around(self._bare, *args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copy = memo[id(self._owner)]
-        return types.MethodType(getattr(type(copy), self._name), copy)
-
-
-class _Aggregator:
-    """The gradient aggregator of an older tf_keras optimizer, which reduces gradients.
-
-    This aggregator replaces the optimizer's own aggregator. A copy of the optimizer has the optimizer's own aggregator.
-    """
-
-    def __init__(self, step: Step, bare: Any) -> None:
-        self._step = step
-        self._bare = bare
-
-    def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        return _reduced(self._step, grads_and_vars)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._bare
-
-
-def _meet(optimizer: Any, name: str, around: Callable[..., Any]) -> None:
-    vars(optimizer)[name] = _Met(optimizer, name, around)
-
-
 def _meet_keras3(optimizer: Any, step: Step) -> None:
     seams.install()
+
+    def reducing(gradients: Sequence[Any], variables: Sequence[Any], apply_reduced: Callable[..., Any]) -> Any:
+        def reduce_and_apply(own: Iterable[Any]) -> Any:
+            reduced = step.reduce(own, variables)
+            with after(reduced), step.with_reduced():
+                return apply_reduced(reduced)
+
+        if step.passes == 1:
+            with step.whole():
+                return reduce_and_apply(gradients)
+        if not optimizer.built:
+            optimizer.build(variables)  # variables cannot be created within a condition
+        return step.accumulate(gradients, variables, reduce_and_apply)
 
     def apply(bare: Callable[..., Any], grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         if step.reduced:
@@ -194,20 +170,21 @@ def _meet_keras3(optimizer: Any, step: Step) -> None:
         if trainable_variables is None and not optimizer.built:
             return bare(gradients)  # this raises an error that says what is missing
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        return reducing(gradients, variables, lambda reduced: bare(reduced, variables))
 
-        def reduce_and_apply(own: Iterable[Any]) -> Any:
-            reduced = step.reduce(own, variables)
-            with after(reduced):
-                return bare(reduced, variables)
+    def apply_gradients(bare: Callable[..., Any], grads_and_vars: Iterable[tuple[Any, Any]], *args: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if step.reduced or not pairs:
+            return bare(pairs, *args)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        applied = reducing(
+            gradients, variables, lambda reduced: bare(list(zip(reduced, variables, strict=True)), *args)
+        )
+        return applied if step.passes == 1 else optimizer.iterations
 
-        if step.passes == 1:
-            with step.whole():
-                return reduce_and_apply(gradients)
-        if not optimizer.built:
-            optimizer.build(variables)  # variables cannot be created within a condition
-        return step.accumulate(gradients, variables, reduce_and_apply)
-
-    _meet(optimizer, "apply", apply)
+    meet(optimizer, "apply", apply)
+    if is_overridden(optimizer, "apply_gradients"):  # it may not call ``apply``
+        meet(optimizer, "apply_gradients", apply_gradients)
 
 
 def _meet_tf_keras(optimizer: Any, step: Step) -> None:
@@ -217,19 +194,39 @@ def _meet_tf_keras(optimizer: Any, step: Step) -> None:
             f"compiles a model; use tf.keras.optimizers.legacy.{type(optimizer).__name__}"
         )
 
-    def aggregate(bare: Callable[..., Any], grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        return _reduced(step, grads_and_vars)
-
-    _meet(_innermost(optimizer), "aggregate_gradients", aggregate)
-    if step.passes > 1:
-        _meet(optimizer, "apply_gradients", functools.partial(_accumulating, optimizer, step))
+    _meet_aggregation(optimizer, step, "aggregate_gradients")
 
 
 def _meet_tf_keras_older(optimizer: Any, step: Step) -> None:
+    _meet_aggregation(optimizer, step, "_aggregate_gradients")
+
+
+def _meet_aggregation(optimizer: Any, step: Step, method: str) -> None:
     inner = _innermost(optimizer)
-    inner.gradient_aggregator = _Aggregator(step, inner.gradient_aggregator)
+    has_own_apply = is_overridden(inner, "apply_gradients")  # it may not call ``method``
+    has_own_aggregation = is_overridden(inner, method) or is_overridden(inner, "gradient_aggregator")
+
+    def aggregate(bare: Callable[..., Any], grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        pairs = list(grads_and_vars) if step.reduced else _reduced(step, grads_and_vars)
+        return bare(pairs) if has_own_aggregation else pairs  # Keras' own sums over tf.distribute's replicas
+
+    def apply_gradients(
+        bare: Callable[..., Any], grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any
+    ) -> Any:
+        # A loss scaler, and a user who has reduced gradients, say that these are not to be aggregated.
+        skips = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
+        with step.in_apply():
+            if not has_own_apply or skips or step.reduced:
+                return bare(grads_and_vars, *args, **kwargs)
+            with step.whole():
+                pairs = _reduced(step, grads_and_vars)
+                with after(gradient for gradient, _ in pairs), step.with_reduced():
+                    return bare(pairs, *args, **kwargs)
+
+    meet(inner, method, aggregate)
+    meet(inner, "apply_gradients", apply_gradients)
     if step.passes > 1:
-        _meet(optimizer, "apply_gradients", functools.partial(_accumulating, optimizer, step))
+        meet(optimizer, "apply_gradients", functools.partial(_accumulating, optimizer, step))
 
 
 _MEET = {

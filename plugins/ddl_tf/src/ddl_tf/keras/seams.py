@@ -110,11 +110,9 @@ def _apply_scaled(bare: Callable[..., Any], scaler: Any, grads: Any, trainable_v
     variables = list(scaler._trainable_variables if trainable_variables is None else trainable_variables)
 
     def apply(gradients: list[Any]) -> None:
-        step.reduced = True
-        try:
-            bare(scaler, step.reduce(gradients, variables), variables)
-        finally:
-            step.reduced = False
+        reduced = step.reduce(gradients, variables)
+        with step.with_reduced():
+            bare(scaler, reduced, variables)
 
     if step.passes == 1:
         with step.whole():

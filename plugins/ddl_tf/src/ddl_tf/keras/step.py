@@ -30,6 +30,8 @@ class Step:
         self.local = local
         self.passes = passes
         self.reduced = False  # whether the caller of the optimizer has reduced the gradients already
+        self.applying = False  # whether ``apply_gradients`` of the optimizer runs
+        self.calls = 0  # of ``reduce`` and ``accumulate``
         self._divisor = passes if average_passes else 1
         self._sums: dict[int, Any] = {}  # by variable: sums over the passes since the last step
         self._count: Any = None  # the number of passes since the last step
@@ -53,7 +55,26 @@ class Step:
         A gradient that is None stays None. Every member of the process set must call this method with the same number
         of gradients. Raises ValueError within a function that XLA compiles, and the errors of ``Reducer.reduce``.
         """
+        self.calls += 1
         return self.local.reduce(lambda _: self.reducer, list(gradients), list(variables))
+
+    @contextmanager
+    def with_reduced(self) -> Iterator[None]:
+        """Return a context manager inside which the optimizer gets gradients that are reduced already."""
+        before, self.reduced = self.reduced, True
+        try:
+            yield
+        finally:
+            self.reduced = before
+
+    @contextmanager
+    def in_apply(self) -> Iterator[None]:
+        """Return a context manager inside which ``apply_gradients`` of the optimizer runs."""
+        before, self.applying = self.applying, True
+        try:
+            yield
+        finally:
+            self.applying = before
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -90,6 +111,7 @@ class Step:
         The results are the sums over the passes, or the averages. The sums belong to this rank and are not saved in
         checkpoints. Sparse gradients are added to dense sums.
         """
+        self.calls += 1
         gradients, variables = list(gradients), list(variables)
         sums = self._sums_of(gradients, variables)
         for total, gradient in zip(sums, gradients, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ddl_torch.broadcast import copy_of_root
+from ddl_torch.steps import hook_steps, includes, inner_optimizers, is_optimizer, restores_itself, state_of
 from ddlcore.api import rank
 from ddlcore.api.elastic import StepState
 from ddlcore.errors import InvalidArgument
@@ -47,21 +48,27 @@ class TorchState(StepState):
         by_step = self._is_by_step(rollback, "TorchState")
         given = {"model": model, "optimizer": optimizer}
         every = {**kwargs, **{name: value for name, value in given.items() if value is not None}}
+        for value in every.values():
+            if is_optimizer(value):
+                hook_steps(value)
         super().__init__(**every)
+        inner = {id(one) for optimizer in self._optimizers() for one in inner_optimizers(optimizer)}
         for optimizer in self._optimizers():
-            if by_step and isinstance(optimizer, torch.optim.LBFGS):
+            if by_step and includes(optimizer, torch.optim.LBFGS):
                 raise InvalidArgument(
                     "TorchState: L-BFGS changes parameters several times within a step, so a rank that is lost may leave a "
                     'part of a step; use rollback="commit"'
                 )
-            optimizer.register_step_post_hook(self._stepped)
+            if id(optimizer) not in inner:  # the outer optimizer's step is the step
+                optimizer.register_step_post_hook(self._stepped)
         self._by_step = by_step and bool(self._optimizers())
         self._keep_all()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_handled", ()):
             self._handled[name] = value
-            if isinstance(value, torch.optim.Optimizer) and self._by_step:
+            if is_optimizer(value) and self._by_step:
+                hook_steps(value)
                 value.register_step_post_hook(self._stepped)
         object.__setattr__(self, name, value)
 
@@ -100,7 +107,7 @@ class TorchState(StepState):
         self._kept = {} if self._by_step else self._states()
 
     def _states(self) -> dict[str, Any]:
-        return {name: copy.deepcopy(value.state_dict()) for name, value in self._handled.items()}
+        return {name: copy.deepcopy(state_of(value)) for name, value in self._handled.items()}
 
     def restore(self) -> None:
         super().restore()
@@ -122,11 +129,11 @@ class TorchState(StepState):
     def _take_root(self, head: dict[str, Any], is_behind: bool) -> None:
         taken: dict[str, Any] = {}
         if is_behind:
-            tensors = {name: value.state_dict() for name, value in self._handled.items() if isinstance(value, LARGE)}
+            tensors = {name: state_of(value) for name, value in self._handled.items() if isinstance(value, LARGE)}
             taken = copy_of_root(tensors, self.root)
         # From here on nothing waits for another rank, so a failure leaves all of root's state here or nothing of it.
-        if rank() != self.root:
-            for name, state in {**taken, **head}.items():
+        for name, state in {**taken, **head}.items():
+            if rank() != self.root or restores_itself(self._handled[name]):
                 self._handled[name].load_state_dict(state)
 
 
