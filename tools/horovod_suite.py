@@ -40,8 +40,26 @@ __all__ = ["REASONS", "TestOutcome", "main", "markdown", "run_file", "worst"]
 
 PASSED, SKIPPED, FAILED, ENDED = OUTCOMES = ("passed", "skipped", "failed", "ended")
 
+_IN_GRAPHS = (
+    *(f"{verb}{kind}" for verb in ("allgather", "allreduce", "broadcast", "reducescatter") for kind in ("", "_type")),
+    "alltoall_rank",
+    "alltoall_type",
+    "broadcast_rank",
+)
 # Tests that cannot pass, by the end of their name, each with its reason.
-REASONS: dict[str, str] = {}
+_CLASS = "In a graph, TensorFlow gives each error of Python code the class UnknownError; the text says what differs."
+_AGE = "It needs an older "
+REASONS: dict[str, str] = {
+    **{f"TensorFlowTests.test_horovod_{name}_error": _CLASS for name in _IN_GRAPHS},
+    "indexed_slices_average_cpu": "An average of integers keeps their type; the test expects floating-point numbers.",
+    "test_horovod_join_allgather": "An allgather works although a rank has joined; the test wants an error.",
+    "test_horovod_join_broadcast": "A broadcast works although a rank has joined; the test wants an error.",
+    "test_timeline_api": "ddl does not work in cycles, so its timelines have no marks of cycles.",
+    "test_broadcast_state_no_grad": f"{_AGE}PyTorch, whose zero_grad() makes zeros, not None.",
+    "all of test_keras.py": f"{_AGE}TensorFlow: release 1.",
+    "test_horovod_broadcast_deferred_init_parameters": "It needs MXNet 2, of which there was no release.",
+    "MX2Tests.test_two_trainer": "It needs MXNet 2, of which there was no release.",
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,9 @@ class _Told(unittest.TestResult):
         self.tell(test, PASSED)
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        if err[0].__name__ == "Skipped":  # by pytest
+            self.tell(test, SKIPPED, str(err[1]))
+            return
         self.tell(test, FAILED, self._exc_info_to_string(err, test))  # type: ignore[attr-defined]
         os._exit(1)
 
@@ -134,12 +155,14 @@ def _lend_helpers(file: Path) -> None:
         module = types.ModuleType(f"horovod.runner.{name}")
         vars(module).update(members)
         sys.modules[module.__name__] = module
+    vars(unittest.mock).setdefault("version_info", (5,))
     sys.modules.setdefault("mock", unittest.mock)
     vars(importlib.import_module("horovod.common.util"))["_cache"] = functools.cache
     if importlib.util.find_spec("tensorflow") and "tensorflow" in file.read_text(encoding="utf-8"):
         import tensorflow as tf
 
-        vars(importlib.import_module("horovod.tensorflow.util"))["_executing_eagerly"] = tf.executing_eagerly
+        for name in ("horovod.tensorflow", "horovod.tensorflow.util"):
+            vars(importlib.import_module(name))["_executing_eagerly"] = tf.executing_eagerly
     if importlib.util.find_spec("torch"):
         import torch
 

@@ -111,19 +111,16 @@ class ReducedTape(tf.GradientTape):  # type: ignore[misc]  # TensorFlow has no t
         output_gradients: Any = None,
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
-    ) -> tuple[list[Any], list[Any]]:
-        """Return two lists: the gradients of the local sources, and the reduced gradients of the other sources.
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Return two lists of pairs of a source and its gradient: those of the local sources, and all others.
 
-        Both lists have one item for each source. The item is None if the source belongs to the other list. The
-        gradients are the same as those that ``gradient`` returns.
+        The gradients are the same as those that ``gradient`` returns, and have the order of the sources.
         """
         flat, gradients = self._own(target, sources, output_gradients, unconnected_gradients)
-        reduced = self._reduced(gradients, flat)
-        local = [self._local.holds(source) for source in flat]
-        return (
-            [gradient if here else None for gradient, here in zip(reduced, local, strict=True)],
-            [None if here else gradient for gradient, here in zip(reduced, local, strict=True)],
-        )
+        pairs = list(zip(flat, self._reduced(gradients, flat), strict=True))
+        return [one for one in pairs if self._local.holds(one[0])], [
+            one for one in pairs if not self._local.holds(one[0])
+        ]
 
     def _own(self, target: Any, sources: Any, output_gradients: Any, unconnected: Any) -> tuple[list[Any], list[Any]]:
         flat = tf.nest.flatten(sources)

@@ -293,8 +293,9 @@ def kinds() -> None:
         loss = (1.0 + rank) * (tf.reduce_sum(table) + tf.reduce_sum(weights[0]))
     own, reduced = tape.gradient(loss, [table, weights[0]])
     assert own.numpy()[0, 0] == (1 + rank) / size and reduced.numpy()[0, 0] == mean
-    local, everyones = tape.get_local_and_global_gradients(loss, [table, weights[0]])
-    assert everyones[0] is None and local[1] is None and everyones[1].numpy()[0, 0] == mean
+    ((source, own),), ((other, reduced),) = tape.get_local_and_global_gradients(loss, [table, weights[0]])
+    assert source is table and own.numpy()[0, 0] == (1 + rank) / size
+    assert other is weights[0] and reduced.numpy()[0, 0] == mean
 
 
 def differing() -> None:
