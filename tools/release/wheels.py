@@ -18,7 +18,11 @@ from tools.release.steps import ROOT, Failed, run
 __all__ = ["build", "inspect", "outside", "sources"]
 
 # Files that a wheel may have beside its package; each is explained where it is made.
-BESIDE = {"ddl_mxnet": {"_ddl_mxnet_numpy.py", "ddl_mxnet.pth"}, "ddl_torch": {"ddl_torch_backend"}}
+BESIDE = {
+    "ddl_horovod": {"horovod"},
+    "ddl_mxnet": {"_ddl_mxnet_numpy.py", "ddl_mxnet.pth"},
+    "ddl_torch": {"ddl_torch_backend"},
+}
 REQUIRED = ("Name", "Version", "Summary", "Requires-Python", "License-Expression", "Description-Content-Type")
 LEFT_BEHIND = ("__pycache__", ".pyc", ".orig", ".rej", ".swp", ".DS_Store", "/.venv", "/dist/", "/build/", ".egg-info")
 STRAY = (*LEFT_BEHIND, "/tests/", "/test_")
