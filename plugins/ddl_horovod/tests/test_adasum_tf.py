@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddlcore.api import add_process_set
 from ddlcore.errors import InvalidArgument
 from ddlcore.process.job import Job
 from ddlcore.testing import run_world
@@ -153,6 +154,21 @@ def test_the_optimizer_sums_changes_eagerly(passes: int) -> None:
 
     for found in run_world(2, program):
         np.testing.assert_allclose(found, [alone(2, passes)] * 2, rtol=1e-6)
+
+
+def test_a_rank_outside_the_process_set_keeps_its_changes() -> None:
+    """The members combine theirs."""
+
+    def program(rank: int, job: Job) -> float:
+        pair = add_process_set([0, 2])
+        x = tf.Variable([0.0])
+        plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        optimizer = hvd.DistributedOptimizer(plain, op=hvd.Adasum, process_set=pair)
+        optimizer.apply_gradients([(tf.constant([-1.0 - rank]), x)])
+        return float(x.numpy()[0])
+
+    both = float(summed([np.ones(1), np.full(1, 3.0)])[0])
+    assert run_world(3, program) == pytest.approx([both, 2.0, both])
 
 
 def test_what_adasum_does_not_support_is_refused() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddlcore.api import add_process_set
 from ddlcore.errors import InvalidArgument
 from ddlcore.process.job import Job
 from ddlcore.testing import run_world
@@ -241,6 +242,21 @@ def test_hooks_see_the_parameters_of_all_ranks(caplog: pytest.LogCaptureFixture)
         warnings.simplefilter("error")
         assert run_world(2, program, settings={"verify_every": 1}) == [[1.0, 1.5]] * 2
     assert "differ" not in caplog.text
+
+
+def test_a_rank_outside_the_process_set_keeps_its_changes() -> None:
+    """The members combine theirs."""
+
+    def program(rank: int, job: Job) -> float:
+        pair = add_process_set([0, 2])
+        x = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([x], lr=1.0), op=hvd.Adasum, process_set=pair)
+        x.grad = torch.full((1,), -1.0 - rank)
+        optimizer.step()
+        return x.item()
+
+    both = float(summed([np.ones(1), np.full(1, 3.0)])[0])
+    assert run_world(3, program, settings={"verify_first_step": False}) == pytest.approx([both, 2.0, both])
 
 
 def test_what_the_optimizer_does_not_support_is_refused() -> None:

@@ -17,6 +17,13 @@ import pytest
 from tests.launch.starting import environment
 
 PROGRAMS = Path(__file__).parent / "programs"
+OWN = """
+import numpy as np, ddlcore
+ddlcore.init()
+if ddlcore.rank() == 0:
+    print(ddlcore.allreduce(np.full(1, 8.0), "gradient")[0])
+ddlcore.join()
+"""
 RUN = [sys.executable, "-m", "horovod.runner.launch"]
 
 
@@ -94,6 +101,12 @@ def test_ddls_own_variable_says_how_averages_are_divided() -> None:
     code, out, err = output_of(command, {"DDL_JOIN_AVERAGE": "contributors"})
     assert code == 0, err
     assert told(out)[0]["average"] == 8.0
+
+
+def test_a_program_of_ddls_own_packages_divides_as_they_do() -> None:
+    """Also under horovodrun: it does not speak through horovod's packages."""
+    code, out, err = output_of([*RUN, "-np", "2", sys.executable, "-c", OWN])
+    assert (code, out) == (0, "[0] 8.0\n"), err
 
 
 def test_a_torch_script_trains() -> None:

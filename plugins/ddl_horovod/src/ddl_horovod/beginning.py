@@ -12,6 +12,9 @@ from ddlcore.api import is_initialized, rank
 from ddlcore.api.beginning import begin
 from ddlcore.errors import InvalidArgument
 
+# For programs that speak through these packages, and for no others, whoever has started them.
+_DEFAULTS = {"DDL_JOIN_AVERAGE": "size"}
+
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Start the job, as ``ddlcore.api.init`` does, with the settings that HOROVOD_* variables ask for.
@@ -25,8 +28,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     if not is_initialized():
         environ, notes = with_ddl_variables(os.environ)
-        begin(comm, None, environ)
-        if "DDL_RANK_VARIABLES" not in environ and rank() == 0:
+        begin(comm, None, {**_DEFAULTS, **environ})
+        if "HOROVOD_RANK=" not in environ.get("DDL_RANK_VARIABLES", "") and rank() == 0:
             for note in notes:
                 warnings.warn(note, stacklevel=2)
     if process_sets and not isinstance(process_sets, str):

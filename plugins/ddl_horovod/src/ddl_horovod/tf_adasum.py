@@ -232,7 +232,12 @@ class _AdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # T
             return tf.no_op() if due else None
 
     def _reduce(self, variables: Sequence[Any], starts: Sequence[Any]) -> Any:
-        """Replace the change of each variable since its start by the adaptive sum of the ranks' changes."""
+        """Replace the change of each variable since its start by the adaptive sum of the ranks' changes.
+
+        A rank outside the process set keeps its own changes. Who is in it never changes, but the number of all ranks may.
+        """
+        if self._set is not global_process_set and current_job().rank not in self._set.ranks:
+            return tf.group()
         changes = [one.read_value() - start for one, start in zip(variables, starts)]
         sums = grouped_allreduce(
             tensors=changes, op=-1, compression=self._compression, name=f"{self._name}.step", process_set=self._set

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from ddl_horovod.adasum import Background, adasum, name_of
-from ddlcore.api import Mapped, ProcessSet, current_job, global_process_set
+from ddlcore.api import Mapped, ProcessSet, current_job, global_process_set, membership
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Adasum
 
@@ -133,12 +133,12 @@ def optimizer_of(
 ) -> O:
     """Make ``optimizer`` add up the changes of parameters that the ranks propose, by Adasum, and return it.
 
-    Each rank steps on its own gradients. Then ``step()`` replaces the change of each parameter by the adaptive sum of the
-    changes of all ranks. So the learning rate is that of one process. Every rank must wrap its optimizer with the same
-    parameters, after ``init()``, and call ``step()`` equally often. ``named_parameters`` pairs the parameters of the ranks
-    by name, otherwise by position. The other arguments are those of ``DistributedOptimizer``: several backward passes add up
-    until ``step()``, and arguments about groups and devices have no effect. Raises ValueError for arguments that Adasum does
-    not support.
+    Each rank steps on its own gradients. Then ``step()`` replaces the change of each parameter by the adaptive sum
+    of the changes of all ranks. So the learning rate is that of one process. Every rank must wrap its optimizer
+    with the same parameters, after ``init()``, and call ``step()`` equally often. ``named_parameters`` pairs the
+    parameters of the ranks by name, otherwise by position. Ranks outside ``process_set`` keep their own changes.
+    The other arguments are those of ``DistributedOptimizer``: several backward passes add up until ``step()``, and
+    arguments about groups and devices have no effect. Raises ValueError for arguments that Adasum does not support.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -189,12 +189,12 @@ class _AdasumOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on the gradients of this rank, and replace the changes by the adaptive sums of all ranks' changes."""
+        self._opt_called = True
+        if not membership(current_job(), self._adasum_set).active:
+            return self._own_step(closure)
         parameters = list(self._adasum.values())
         before = [one.detach().clone() for one in parameters]
-        self._opt_called = True
         loss = self._own_step(closure)
-        if current_job().size == 1:
-            return loss
         with torch.no_grad():
             changes = [now.detach() - old for now, old in zip(parameters, before)]
             packed = [

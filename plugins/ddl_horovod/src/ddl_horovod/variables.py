@@ -16,8 +16,6 @@ RANK_VARIABLES: Mapping[str, str] = {
     "HOROVOD_CROSS_SIZE": "cross_size",
     "HOROVOD_HOSTNAME": "address",
 }
-# Averages after a ``join`` are divided by the number of all ranks, as in Horovod.
-_DEFAULTS: Mapping[str, str] = {"DDL_JOIN_AVERAGE": "size"}
 
 
 def with_ddl_variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -27,7 +25,7 @@ def with_ddl_variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list
     horovodrun sets them. Raises ValueError, with a message of one line, for a malformed value.
     """
     answers = read_variables({name: value for name, value in environ.items() if name not in RANK_VARIABLES})
-    return {**_DEFAULTS, **variables_of(answers), **environ}, [*answers.notes, *answers.refusals]
+    return {**variables_of(answers), **environ}, [*answers.notes, *answers.refusals]
 
 
 def variables_of(answers: Answers) -> dict[str, str]:
