@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import faulthandler
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -199,6 +200,9 @@ def _variables(spec: Spec) -> dict[str, str]:
 
 def _begin(play: Callable[[int, Connection], None], rank: int, pipes: Sequence[tuple[Connection, Connection]]) -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)
+    # What other tests have left in the process that was forked is not for this one to destroy: destructors of frameworks may
+    # wait for threads that a fork does not copy.
+    gc.freeze()
     for other, (theirs, ours) in enumerate(pipes):
         ours.close()
         if other != rank:

@@ -11,6 +11,7 @@ from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous, wire_name
 
 from ddl_horovod.adasum import adasum, name_of
+from ddl_horovod.tf_steps import local_variable, only_if
 from ddlcore.api import ProcessSet, current_job, global_process_set
 from ddlcore.errors import InvalidArgument
 
@@ -217,17 +218,17 @@ class _AdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # T
         starts = [self._start_of(one) for one in variables]
         if self._count is None:
             with tf.init_scope():
-                self._count = _local(0, "passes")
+                self._count = local_variable(0, "passes")
         count = tf.convert_to_tensor(self._count.read_value())
         # The first of some passes notes where it starts, so it does not matter how the variables got their first values.
-        noted = _if(
+        noted = only_if(
             tf.equal(count % self._passes, 0), lambda: [to.assign(v.read_value()) for to, v in zip(starts, variables)]
         )
         with tf.control_dependencies(noted):
             applied = self._optimizer.apply_gradients(pairs, global_step, name)
         with tf.control_dependencies([applied] if applied is not None else []):
             last = tf.equal(tf.convert_to_tensor(self._count.assign_add(1, read_value=True)) % self._passes, 0)
-            due = _if(last, lambda: [self._reduce(variables, [one.read_value() for one in starts])])
+            due = only_if(last, lambda: [self._reduce(variables, [one.read_value() for one in starts])])
         with tf.control_dependencies(due):
             return tf.no_op() if due else None
 
@@ -248,7 +249,7 @@ class _AdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # T
         key = id(variable)
         if key not in self._starts:
             with tf.init_scope():  # outside of a tf.function
-                self._starts[key] = _local(tf.zeros(variable.shape, variable.dtype.base_dtype), "start")
+                self._starts[key] = local_variable(tf.zeros(variable.shape, variable.dtype.base_dtype), "start")
         return self._starts[key]
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
@@ -262,28 +263,3 @@ class _AdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # T
     def variables(self) -> Any:
         """Call the same method of the wrapped optimizer, and return its result."""
         return self._optimizer.variables()
-
-
-def _if(condition: Any, function: Callable[[], list[Any]]) -> list[Any]:
-    """Call ``function`` if ``condition`` is true. Return what to wait for in a graph: its operations, if it was called."""
-    if tf.executing_eagerly():
-        if condition:
-            function()
-        return []
-
-    def called() -> Any:
-        with tf.control_dependencies(function()):
-            return tf.constant(True)
-
-    return [tf.cond(condition, called, lambda: tf.constant(False))]
-
-
-def _local(value: Any, name: str) -> Any:
-    """Return a variable of this rank, which tf.compat.v1.local_variables_initializer() sets."""
-    return tf.compat.v1.Variable(
-        value,
-        trainable=False,
-        name=f"ddl_adasum_{name}",
-        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
-        use_resource=True,
-    )

@@ -1,0 +1,1 @@
+"""TensorFlow's data service for a training: other processes prepare the batches."""
