@@ -287,7 +287,7 @@ class Placement:
     """
 
     rank: int
-    hosts: tuple[int, ...]  # (size,) host index of each rank
+    hosts: tuple[int, ...]  # (size,) host index of each rank; -1 if the rank was not started yet
 
     @property
     def size(self) -> int:
@@ -310,6 +310,8 @@ class Placement:
         seen: dict[int, int] = {}
         peers = []
         for host in self.hosts:
+            if host < 0:
+                continue  # that rank was not started yet
             if seen.setdefault(host, 0) == self.local_rank:
                 peers.append(host)
             seen[host] += 1

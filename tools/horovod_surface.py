@@ -141,7 +141,7 @@ def _bindings(body: list[ast.stmt], package: str) -> Iterator[tuple[str, ast.AST
 
 
 def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef, bound: bool) -> list[str]:
-    """Return the parameters, each as "NAME" or "NAME=DEFAULT"; ``bound`` leaves out the first one, such as self."""
+    """Return the parameters, each as "NAME" or "NAME=DEFAULT". If ``bound``, leave out the first one, such as self."""
     given = function.args
     static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list)
     positional = [*given.posonlyargs, *given.args]

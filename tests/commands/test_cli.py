@@ -136,7 +136,7 @@ def test_what_cannot_work_is_refused_in_one_line(
 def test_variables_of_another_command_are_named(
     launches: list[JobDescription], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line that says which command reads them; the job starts."""
+    """One line says which command reads them, and the job starts."""
     monkeypatch.setenv("HOROVOD_TIMELINE", "t.json")
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "much")
     assert main(["run", "-np", "2", "true"]) == 7

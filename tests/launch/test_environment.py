@@ -64,7 +64,7 @@ def told_by(text: str) -> RankVariables:
 
 
 def test_ranks_are_told_their_place_by_any_name() -> None:
-    """Those of the setting rank_variables, whatever else is left out; also a rank that is started later."""
+    """The names are those of the setting rank_variables. A rank that is started later is told its place, too."""
     named = told_by("R=rank, S=size,LR=local_rank,LS=local_size,CR=cross_rank,CS=cross_size,AT=address")
     places = (HostFacts("/job", "10.0.0.1"), HostFacts("", "10.0.0.2"))
     last = {"R": "2", "S": "3", "LR": "1", "LS": "2", "CR": "0", "CS": "1", "AT": "10.0.0.2"}
@@ -72,6 +72,8 @@ def test_ranks_are_told_their_place_by_any_name() -> None:
     assert own[2].items() >= last.items() and own[2]["RANK"] == "2" and own[0]["AT"] == "10.0.0.1"
     late = late_environment(Placement(2, (0, 1, 1)), places[1], "10.0.0.1", 29500, RankVariables(False, named.named))
     assert late.items() >= last.items() and "RANK" not in late
+    few = late_environment(Placement(1, (0, 1, -1, -1)), places[1], "10.0.0.1", 29500, named)  # two are not there yet
+    assert few.items() >= {"R": "1", "S": "4", "LR": "0", "LS": "1", "CR": "1", "CS": "2"}.items()
     (alone,) = own_environments((0,), (HostFacts("/job"),), 29500, named)
     assert alone["AT"] == "127.0.0.1"
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from ddl_horovod.adasum import Background, adasum, name_of
 
-from ddlcore.api import ProcessSet, add_process_set, global_process_set
+from ddlcore.api import Operations, ProcessSet, add_process_set, global_process_set
+from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.errors import InvalidArgument, MismatchError
 from ddlcore.process.job import Job
 from ddlcore.testing import World, run_world
@@ -31,7 +32,7 @@ def expected(ranks: Sequence[int], dtype: Any = np.float64) -> list[Any]:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5), ("float16", 1e-3)])
 @pytest.mark.parametrize("size", range(1, 9))
 def test_the_sum_is_that_of_the_paper(size: int, dtype: str, tolerance: float) -> None:
-    """Of several arrays, each with a sum of its own; the same bits on all ranks, and the arrays stay as they were."""
+    """Each of several arrays has a sum of its own. All ranks get the same bits, and the arrays stay as they were."""
 
     def program(rank: int, job: Job) -> list[Any]:
         given = values(rank, dtype)
@@ -58,7 +59,7 @@ def test_the_reference_is_the_formula() -> None:
 
 
 def test_ranks_of_a_host_are_combined_first() -> None:
-    """Whatever numbers they have; a sum of four in another order is another one."""
+    """Their rank numbers do not matter. The sum of four vectors in another order is another one."""
     hosts = (1, 0, 1, 0)
     with World(4, hosts=hosts) as world:
         results = world.run(lambda rank, job: adasum(values(rank), "g", global_process_set, job))
@@ -68,7 +69,7 @@ def test_ranks_of_a_host_are_combined_first() -> None:
 
 
 def test_members_of_a_process_set() -> None:
-    """The others take no part."""
+    """The sum is that of the members. Other ranks make no call."""
 
     def program(rank: int, job: Job) -> Any:
         some = add_process_set(ProcessSet([0, 2, 3]))
@@ -79,7 +80,7 @@ def test_members_of_a_process_set() -> None:
 
 
 def test_what_differs_between_ranks_is_an_error_on_all() -> None:
-    """The shape or the type; it is named, with what each rank has, and the job goes on."""
+    """Shapes or types differ. The error names the reduction and what each rank has, and the job goes on."""
 
     def program(rank: int, job: Job) -> float:
         for mine in (
@@ -94,9 +95,29 @@ def test_what_differs_between_ranks_is_an_error_on_all() -> None:
     assert run_world(3, program) == [1.0] * 3
 
 
+def test_another_op_of_the_same_name_is_an_error_on_all() -> None:
+    """One rank averages what the others combine by Adasum: nobody waits for the others, and the job goes on."""
+    operations = Operations(NumpyAdapter())
+
+    def program(rank: int, job: Job) -> float:
+        mine = np.ones(4, np.float32)
+
+        def call() -> None:
+            if rank == 1:
+                operations.allreduce_async(mine, name="g", job=job).wait()
+            else:
+                adasum([mine], "g", global_process_set, job)
+
+        with pytest.raises(MismatchError, match=r"'allreduce\.g': the ranks disagree"):
+            call()
+        return float(adasum([np.ones(1)], "g", global_process_set, job)[0][0])
+
+    assert run_world(3, program) == [1.0] * 3
+
+
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
 def test_other_types_are_refused(dtype: str) -> None:
-    """At once, on this rank."""
+    """The error is raised at once, on this rank, without a message to others."""
 
     def program(rank: int, job: Job) -> None:
         with pytest.raises(InvalidArgument, match=f"not for {dtype}"):
@@ -130,7 +151,7 @@ def test_calls_in_the_background_may_be_awaited_in_any_order() -> None:
             def call(name: str = name, at: int = at) -> Any:
                 return adasum([np.full(4, float(at + rank))], name, global_process_set, job)[0]
 
-            started.append(Background(call))
+            started.append(Background(call).start())
         for handle in started[:: 1 - 2 * (rank % 2)]:
             handle.wait()
         assert all(handle.poll() for handle in started)
@@ -142,8 +163,8 @@ def test_calls_in_the_background_may_be_awaited_in_any_order() -> None:
 
 
 def test_an_error_in_the_background_is_raised_by_wait() -> None:
-    """Each time."""
-    handle = Background(lambda: 1 / 0)
+    """Each call of ``wait`` raises the error, not only the first."""
+    handle = Background(lambda: 1 / 0).start()
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             handle.wait()

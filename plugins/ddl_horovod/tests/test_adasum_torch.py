@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import horovod.torch as hvd
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from ddlcore.api import add_process_set
-from ddlcore.errors import InvalidArgument
+from ddlcore.errors import InvalidArgument, MismatchError
 from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from plugins.ddl_horovod.tests.formula import summed
@@ -35,7 +36,7 @@ def wanted(dtype: torch.dtype = torch.float64, factor: float = 1.0) -> Any:
     ids=str,
 )
 def test_all_reductions(dtype: torch.dtype, tolerance: float) -> None:
-    """New tensors and in place, one and several, at once and later, with factors and without names."""
+    """All eight reductions give the adaptive sum, with and without factors and names."""
 
     def program(rank: int, job: Job) -> None:
         def check(result: torch.Tensor, factor: float = 1.0) -> None:
@@ -74,7 +75,7 @@ def test_all_reductions(dtype: torch.dtype, tolerance: float) -> None:
 
 
 def test_the_gradient_is_an_adaptive_sum_too() -> None:
-    """Of the ranks' gradients."""
+    """The gradient of a reduction is the adaptive sum of the ranks' gradients."""
 
     def program(rank: int, job: Job) -> torch.Tensor:
         x = tensor_of(rank).requires_grad_()
@@ -88,7 +89,7 @@ def test_the_gradient_is_an_adaptive_sum_too() -> None:
 
 
 def test_compressed_tensors_are_summed() -> None:
-    """As float16, or as a class of the user's own makes them."""
+    """A compressor, ddl's or one of the user's own, is applied before the reduction and undone after it."""
 
     class Halves(hvd.compression.Compressor):
         @staticmethod
@@ -110,7 +111,7 @@ def test_compressed_tensors_are_summed() -> None:
 
 
 def test_what_adasum_does_not_support_is_refused() -> None:
-    """At once, by name. Other operations go on as they were."""
+    """The error names the argument, and is raised at once. Other operations do what they did before."""
 
     def program(rank: int, job: Job) -> None:
         x = torch.ones(2)
@@ -136,7 +137,7 @@ def test_what_adasum_does_not_support_is_refused() -> None:
 
 
 def test_signatures_are_those_of_the_functions_below() -> None:
-    """For tools that read them."""
+    """Tools that read signatures find those of ddl's functions."""
     assert list(inspect.signature(hvd.allreduce).parameters)[:5] == ["tensor", "average", "name", "compression", "op"]
     assert inspect.signature(hvd.DistributedOptimizer).parameters["backward_passes_per_step"].default == 1
 
@@ -172,7 +173,7 @@ def alone(size: int, passes: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_optimizer_sums_changes(size: int, passes: int) -> None:
-    """With Adam, against the formula; the same parameters on all ranks."""
+    """With Adam, the parameters are those of the formula, and the same on all ranks."""
 
     def program(rank: int, job: Job) -> list[torch.Tensor]:
         model = copy.deepcopy(MODEL)
@@ -199,6 +200,72 @@ def test_the_optimizer_sums_changes(size: int, passes: int) -> None:
     assert all(torch.equal(one, first) for other in results[1:] for one, first in zip(other, results[0]))
 
 
+def test_a_failed_reduction_leaves_the_parameters_as_they_were() -> None:
+    """A rank does not keep its own step if the others' changes do not come: here, because they differ in shape."""
+
+    def program(rank: int, job: Job) -> list[list[float]]:
+        x = torch.nn.Parameter(torch.full((2 + rank,), 4.0))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([x], lr=0.25), [("x", x)], op=hvd.Adasum)
+        x.grad = torch.ones_like(x)
+        with pytest.raises(MismatchError, match="shapes or types differ"):
+            optimizer.step()
+        found = [x.tolist()]
+        y = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([y], lr=1.0), [("y", y)], op=hvd.Adasum)
+        y.grad = torch.full((1,), -1.0)
+        optimizer.step()
+        return [*found, y.tolist()]
+
+    results = run_world(2, program, settings={"verify_first_step": False})
+    assert results == [[[4.0] * 2, [1.0]], [[4.0] * 3, [1.0]]]
+
+
+@pytest.mark.parametrize("where", ["own step", "wait", "result"])
+def test_an_interrupted_step_is_finished_by_the_next(where: str) -> None:
+    """An interrupt before the changes are sent takes the step back. After that, the next call finishes the same step."""
+
+    def program(rank: int, job: Job) -> list[float]:
+        x = torch.nn.Parameter(torch.zeros(1))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([x], lr=1.0), [("x", x)], op=hvd.Adasum)
+        x.grad = torch.full((1,), -1.0 - 2 * rank)
+        if rank == 1:
+            real = {"own step": "_own_step", "wait": "_reduction_of", "result": "_put"}[where]
+            function = getattr(optimizer, real)
+
+            def stop() -> None:
+                raise KeyboardInterrupt
+
+            def interrupted(*args: Any) -> Any:
+                if where == "wait":
+                    background, handle = function(*args)
+                    answers = iter([stop, handle.wait])
+                    return background, SimpleNamespace(wait=lambda: next(answers)())
+                if where == "own step":
+                    function(*args)
+                    del optimizer._own_step
+                else:
+                    del optimizer._put
+                raise KeyboardInterrupt
+
+            setattr(optimizer, real, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+            if where == "own step":
+                assert x.item() == 0.0
+            else:
+                x.grad = torch.full((1,), 100.0)  # counts nothing
+            if where == "wait":
+                del optimizer._reduction_of
+        optimizer.step()
+        found = [x.item()]
+        x.grad = torch.full((1,), -1.0)
+        optimizer.step()
+        return [*found, x.item()]
+
+    both = float(summed([np.ones(1), np.full(1, 3.0)])[0])
+    assert run_world(2, program) == [pytest.approx([both, both + 1.0])] * 2
+
+
 def test_a_closure_and_a_compressor_work_with_the_optimizer() -> None:
     """The closure runs on each rank alone; changes are sent as float16."""
 
@@ -223,7 +290,7 @@ def test_a_closure_and_a_compressor_work_with_the_optimizer() -> None:
 
 
 def test_hooks_see_the_parameters_of_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
-    """Each once a step, after the reduction. A scheduler that was made before the wrapping still works."""
+    """A hook is called once a step, after the reduction. A scheduler that was made before the wrapping still works."""
 
     def program(rank: int, job: Job) -> list[float]:
         x = torch.nn.Parameter(torch.zeros(1))
@@ -245,7 +312,7 @@ def test_hooks_see_the_parameters_of_all_ranks(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_rank_outside_the_process_set_keeps_its_changes() -> None:
-    """The members combine theirs."""
+    """The members combine their changes."""
 
     def program(rank: int, job: Job) -> float:
         pair = add_process_set([0, 2])
@@ -260,7 +327,7 @@ def test_a_rank_outside_the_process_set_keeps_its_changes() -> None:
 
 
 def test_what_the_optimizer_does_not_support_is_refused() -> None:
-    """When it is wrapped."""
+    """The error is raised when the optimizer is wrapped."""
 
     def program(rank: int, job: Job) -> None:
         x = torch.nn.Parameter(torch.ones(2))
@@ -269,6 +336,7 @@ def test_what_the_optimizer_does_not_support_is_refused() -> None:
             (torch.optim.SGD([x]), {"gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
             (torch.optim.SGD([x]), {"named_parameters": []}, "lacks 1 of the optimizer's parameters"),
             (hvd.DistributedOptimizer(torch.optim.SGD([x]), op=hvd.Adasum), {}, "already"),
+            (torch.optim.SGD([x]), {"weight": 2.0}, "no weights"),
         )
         for optimizer, arguments, complaint in cases:
             with pytest.raises(ValueError, match=complaint):

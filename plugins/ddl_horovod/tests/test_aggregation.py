@@ -26,7 +26,7 @@ def mean(gradients: Any, variables: Any) -> Any:
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("averages", [False, True])
 def test_sums_are_reduced_when_they_are_due(averages: bool, in_function: bool) -> None:
-    """The gradients of local variables stay here, scaled; other passes apply nothing, and count."""
+    """The gradients of local variables are only scaled. Passes that are not due apply nothing, but are counted."""
 
     def program(rank: int, job: Job) -> None:
         shared, local, unused = tf.Variable([0.0]), tf.Variable([0.0]), tf.Variable([0.0])
@@ -55,7 +55,7 @@ def test_sums_are_reduced_when_they_are_due(averages: bool, in_function: bool) -
 
 
 def test_in_a_session() -> None:
-    """With an optimizer of tf.compat.v1.train, as Horovod's own uses the helper."""
+    """The helper works with an optimizer of tf.compat.v1.train, as Horovod's own optimizer uses it."""
 
     def program(rank: int, job: Job) -> None:
         with tf.Graph().as_default():
@@ -79,7 +79,7 @@ def test_in_a_session() -> None:
 
 
 def test_what_the_helpers_refuse() -> None:
-    """By name."""
+    """The error names the argument."""
     with pytest.raises(ValueError, match="must be > 0"):
         LocalGradientAggregationHelperEager(0, mean, False, False)
     helper = LocalGradientAggregationHelperEager(2, mean, False, False)
@@ -89,6 +89,6 @@ def test_what_the_helpers_refuse() -> None:
 
 
 def test_lists_with_nones() -> None:
-    """The two functions beside the helper."""
+    """One function takes the Nones out, and the other one leaves them where they are."""
     assert get_not_none_from_list([1, None, 0]) == [1, 0]
     assert apply_op_to_not_none_tensors(lambda one, by: one * by, [2, None], 3) == [6, None]

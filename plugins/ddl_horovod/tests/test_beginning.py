@@ -24,7 +24,7 @@ def alone() -> Iterator[None]:
 
 
 def test_variables_are_settings_of_a_world_of_one(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
-    """Without a launcher; ddl's own variables count more."""
+    """HOROVOD_* variables count without a launcher, too. A variable of ddl's own counts more."""
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "4096")
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "7")
     monkeypatch.setenv("DDL_STALL_WARNING_S", "8")
@@ -37,7 +37,7 @@ def test_variables_are_settings_of_a_world_of_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_malformed_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which names it, before anything is started."""
+    """The error names the variable, and nothing is started."""
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "much")
     with pytest.raises(ValueError, match="HOROVOD_FUSION_THRESHOLD much: must be a number"):
         init()
@@ -45,7 +45,7 @@ def test_a_malformed_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_variables_that_tell_a_rank_its_place_are_not_mentioned() -> None:
-    """horovodrun sets them. They add to those that a user has named."""
+    """horovodrun sets these variables, so a rank says nothing about them. A user may name further ones."""
     environ, notes = with_ddl_variables(dict.fromkeys(RANK_VARIABLES, "0"))
     assert notes == [] and environ.keys() == RANK_VARIABLES.keys()
     assert rank_variables({"DDL_RANK_VARIABLES": "MY_RANK=rank"}).startswith("MY_RANK=rank,HOROVOD_RANK=rank,")
@@ -53,7 +53,7 @@ def test_variables_that_tell_a_rank_its_place_are_not_mentioned() -> None:
 
 
 def test_the_original_beside_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line, which says what to do."""
+    """The ImportError has one line, which says what to do."""
     monkeypatch.setattr(original, "version", lambda name: {"horovod": "0.28.1"}[name])
     with pytest.raises(ImportError, match=r"horovod 0\.28\.1 and ddl-horovod .*pip uninstall") as caught:
         original.refuse_original()
@@ -63,7 +63,7 @@ def test_the_original_beside_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_framework_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line, which installs it."""
+    """The ImportError has one line, with the command that installs the package."""
     monkeypatch.setattr(original, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"horovod\.torch needs ddl-torch: pip install"):
         original.needs("ddl_torch", "horovod.torch")

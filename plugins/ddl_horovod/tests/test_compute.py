@@ -36,7 +36,7 @@ def test_they_find_each_other(service: ComputeService) -> None:
     waiter = threading.Thread(target=lambda: found.append(client.wait_for_dispatcher_registration(1, 30)), daemon=True)
     waiter.start()
     client.register_dispatcher(0, "grpc://a:1")
-    time.sleep(0.1)
+    time.sleep(0.1)  # gives a wait that ends too early the time to end
     assert found == []
     client.register_dispatcher(1, "grpc://b:2")
     waiter.join(30)
@@ -55,20 +55,20 @@ def test_they_find_each_other(service: ComputeService) -> None:
 
 
 def test_a_wait_has_a_deadline(service: ComputeService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it takes several requests."""
+    """A wait that takes several requests ends at its deadline, too."""
     monkeypatch.setattr(compute, "_LOOK_S", 0.05)
     with pytest.raises(TimeoutError, match=r"dispatcher 0 has not been registered within 0\.2 s"):
         ComputeClient(service.addresses(), KEY).wait_for_dispatcher_registration(0, 0.2)
 
 
 def test_all_are_told_to_end() -> None:
-    """Those that wait, and those that come when the service is gone."""
+    """Clients that wait are told to end, and so are clients that come when the service is gone."""
     made = ComputeService(1, 1, KEY)
     client = ComputeClient(made.addresses(), KEY)
     waiters = [threading.Thread(target=client.wait_for_shutdown, daemon=True) for _ in range(3)]
     for one in waiters:
         one.start()
-    time.sleep(0.1)
+    time.sleep(0.1)  # so that they wait, most probably; the result is the same if they come later
     client.shutdown()
     for one in waiters:
         one.join(30)
@@ -79,8 +79,33 @@ def test_all_are_told_to_end() -> None:
         client.shutdown()
 
 
+def test_who_waits_is_told_that_the_service_ends() -> None:
+    """A client that waits for what will not be registered any more gets an error at once, not at its deadline."""
+    made = ComputeService(1, 1, KEY)
+    client = ComputeClient(made.addresses(), KEY)
+    client.shutdown()
+    for wait in (client.wait_for_dispatcher_registration, client.wait_for_dispatcher_worker_registration):
+        with pytest.raises(ValueError, match="the service ends, so nothing more will be registered"):
+            wait(0, 600)
+    made.shutdown()
+
+
+def test_a_silent_stranger_does_not_hold_up_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    """A peer without the key has a connection, and sends a byte now and then. Nothing is printed about it."""
+    made = ComputeService(1, 1, KEY)
+    ((address, *_),) = made.addresses().values()
+    with socket.create_connection(address, 10) as stranger:
+        stranger.recv(32, socket.MSG_WAITALL)
+        stranger.sendall(b"x")
+        ended = threading.Thread(target=made.shutdown, daemon=True)
+        ended.start()
+        ended.join(8)  # the stranger would be waited for 10 s, and longer with each byte
+        assert not ended.is_alive()
+    assert capfd.readouterr().err == ""
+
+
 def test_who_does_not_know_the_key_is_not_heard(service: ComputeService) -> None:
-    """Neither with another key, nor with other bytes, nor with the request of somebody else once more."""
+    """Another key, other bytes, and the request that somebody else has sent before have no effect."""
     with pytest.raises(ConnectionError, match="has another key"):
         ComputeClient(service.addresses(), make_key()).register_dispatcher(0, "evil")
     ((address, *_),) = service.addresses().values()
@@ -101,7 +126,7 @@ def test_who_does_not_know_the_key_is_not_heard(service: ComputeService) -> None
 
 
 def test_numbers_that_are_none_are_refused() -> None:
-    """Of dispatchers and workers."""
+    """There must be at least one dispatcher and one worker."""
     for numbers in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="there must be dispatchers and workers"):
             ComputeService(*numbers, KEY)

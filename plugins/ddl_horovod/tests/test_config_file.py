@@ -40,7 +40,7 @@ logging:
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
-    """Every section, with what its keys become."""
+    """A file with every section becomes these settings and variables."""
     (tmp_path / "c.yaml").write_text(WHOLE)
     answers = read_config(flags_in(str(tmp_path / "c.yaml")))
     assert answers.settings == {
@@ -72,7 +72,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files(text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that names the file or the flag, and nothing is started."""
+    """The error is one line that names the file or the flag, and nothing is started."""
     (tmp_path / "c.yaml").write_text(text)
     assert run_program(horovodrun, "horovodrun", ["-np", "2", "--config-file", str(tmp_path / "c.yaml"), "true"]) == 2
     err = capsys.readouterr().err
@@ -80,7 +80,7 @@ def test_bad_files(text: str, complaint: str, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_missing_file_and_unknown_keys(tmp_path: Path) -> None:
-    """The first is an error; the others are named."""
+    """A missing file is an error. Unknown keys are named in a warning."""
     with pytest.raises(ValueError, match="No such file"):
         flags_in(str(tmp_path / "none.yaml"))
     (tmp_path / "c.yaml").write_text("params:\n  speed: 3\n  torus_allreduce:\n")
@@ -90,7 +90,7 @@ def test_a_missing_file_and_unknown_keys(tmp_path: Path) -> None:
 
 
 def test_flags_count_more_than_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And the file more than variables."""
+    """A flag counts more than the file, and the file more than variables."""
     seen: list[JobDescription] = []
 
     def note(launch: JobDescription) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
+from horovod.data import AsyncDataLoaderMixin, BaseDataLoader, data_loader_base
 
 
 class Numbers(BaseDataLoader):
@@ -42,7 +42,7 @@ def readers() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 64])
 def test_every_epoch_has_all_batches_in_order(ahead: int) -> None:
-    """In a thread or not, whatever is read ahead; and no thread stays."""
+    """This holds for any number of batches that are read ahead, in a thread or not, and no thread stays."""
     loader = AsyncNumbers(async_loader_queue_size=ahead, count=5)
     assert (
         [list(loader) for _ in range(3)] == [[f"batch {number}" for number in range(5)]] * 3 == [list(Numbers(5))] * 3
@@ -51,21 +51,21 @@ def test_every_epoch_has_all_batches_in_order(ahead: int) -> None:
 
 
 def test_no_more_is_read_ahead_than_asked() -> None:
-    """One in the hands of the thread, as many in the queue, and one that the loop has."""
+    """The thread holds one batch, the queue as many as are asked for, and the loop one more."""
     loader = AsyncNumbers(2, False, 100)
     batches = iter(loader)
     next(batches)
     until = time.monotonic() + 10
     while loader.read < 4 and time.monotonic() < until:
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(0.3)  # gives a thread that reads too much the time to do so
     assert loader.read == 4
     batches.close()  # type: ignore[attr-defined]  # a generator
     assert readers() == []
 
 
 def test_an_error_of_the_reader_is_raised_in_the_loop() -> None:
-    """After the batches that were read before it; the next epoch meets it again."""
+    """The loop first gets the batches that were read before the error. The next epoch meets the error again."""
     loader = AsyncNumbers(count=5, fails_at=2)
     for _ in range(2):
         batches = iter(loader)
@@ -75,8 +75,16 @@ def test_an_error_of_the_reader_is_raised_in_the_loop() -> None:
     assert readers() == []
 
 
+def test_the_end_of_an_epoch_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop does not wait until it looks whether the thread has ended."""
+    monkeypatch.setattr(data_loader_base, "_LOOK_S", 60.0)
+    begun = time.monotonic()
+    assert len(list(AsyncNumbers(2, count=5))) == 5
+    assert time.monotonic() - begun < 30
+
+
 def test_a_loop_that_is_closed_from_outside_ends() -> None:
-    """With the batches that were read."""
+    """The loop ends after the batches that were read before the end."""
     loader = AsyncNumbers(1, count=1000)
     seen = []
     for batch in loader:

@@ -22,12 +22,12 @@ def test_lists_are_split_evenly() -> None:
 
 @pytest.mark.parametrize(("ranks", "answer"), [(0, False), (1, True), (2, True), (3, False), (8, True), (12, False)])
 def test_powers_of_two(ranks: int, answer: bool) -> None:
-    """0 is none."""
+    """1, 2, 4 and so on are powers of two; 0 is not."""
     assert util.num_rank_is_power_2(ranks) is answer
 
 
 def test_versions_are_compared_as_versions() -> None:
-    """Not as texts."""
+    """As texts, 2.10.0 would come before 2.9.1."""
     assert util.is_version_greater_equal_than("2.10.0", "2.9.1") is True
     assert util.is_version_greater_equal_than("2.9.0", "2.9.1") is False
     for wrong in (("2.9", "2.9"), (2, "2.9.1")):
@@ -36,7 +36,7 @@ def test_versions_are_compared_as_versions() -> None:
 
 
 def test_variables_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And are as they were afterwards, also after an error."""
+    """After the ``with`` block, also after an error, the variables are as they were before."""
     monkeypatch.setenv("DDL_TEST_OLD", "1")
     monkeypatch.delenv("DDL_TEST_NEW", raising=False)
     seen: list[str | None] = []
@@ -53,7 +53,7 @@ def test_variables_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A framework is there if its package of ddl is, too."""
+    """A framework counts as installed only if ddl's package for it is installed, too."""
     assert util.extension_available("torch") and not util.extension_available("jax")
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
     monkeypatch.setattr(util, "find_spec", lambda name: None if name == "ddl_torch" else name)
@@ -65,7 +65,7 @@ def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_operation_of_two_arguments() -> None:
-    """``op``, or the older ``average``."""
+    """The operation is ``op``, or what the older argument ``average`` says."""
     resolve = util.get_average_backwards_compatibility_fun(HorovodBasics())
     assert (resolve(Sum, None), resolve(None, None)) == (Sum, Average)
     with pytest.warns(DeprecationWarning, match="average"):
@@ -73,7 +73,7 @@ def test_the_operation_of_two_arguments() -> None:
 
 
 def test_another_version_is_an_import_error() -> None:
-    """Which names both."""
+    """The ImportError names both versions."""
     error = HorovodVersionMismatchError("torch", "2.0", "1.9")
     assert isinstance(error, ImportError) and (error.name, error.version, error.installed_version) == (
         "torch",
@@ -84,7 +84,7 @@ def test_another_version_is_an_import_error() -> None:
 
 
 def test_basics_are_those_of_the_job() -> None:
-    """Its methods are what each package exports."""
+    """The methods of HorovodBasics describe the current job."""
     basics = HorovodBasics(__file__, "library")
     assert not basics.is_initialized()
     basics.init(process_sets=[])
@@ -99,7 +99,7 @@ def test_basics_are_those_of_the_job() -> None:
 
 
 def test_a_state_of_ones_own_trains() -> None:
-    """One that is derived from State, with the function that Horovod's run_fn makes."""
+    """A class that is derived from State works with the function that Horovod's run_fn makes."""
 
     class Count(State):
         def __init__(self) -> None:

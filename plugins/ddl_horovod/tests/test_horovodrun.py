@@ -72,7 +72,7 @@ def words_of(flag: str) -> list[str]:
 def test_every_flag_is_taken_or_answered(
     flag: str, launches: list[JobDescription], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It starts the job, or ends with 2 and one line that names it; both forms, with a space and with =."""
+    """A flag starts the job, or the command ends with 2 and one line that names the flag. A value follows a space or =."""
     name = flag.partition("=")[0]
     here = [] if name in ("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile") else ["-np", "2"]
     code = main([*here, *words_of(flag), "true"])
@@ -91,7 +91,7 @@ def test_every_flag_is_taken_or_answered(
 
 
 def test_the_table_has_every_flag_once() -> None:
-    """And nothing that horovodrun lacks; a row says one thing."""
+    """The table has no flag that horovodrun lacks, and each row says one thing."""
     listed = [*NATIVE, *(name for row in FLAGS for name in row.names)]
     assert sorted(listed) == sorted({flag.partition("=")[0] for flag in HOROVODRUN})
     for row in (*FLAGS, *VARIABLES, *SETTINGS_OF_NATIVE.values()):
@@ -129,13 +129,13 @@ def test_the_table_has_every_flag_once() -> None:
     ],
 )
 def test_what_flags_become(flags: list[str], setting: str, value: object, launches: list[JobDescription]) -> None:
-    """They set ours."""
+    """Horovod's flags become ddl's settings."""
     assert main(["-np", "2", *flags, "true"]) == 7
     assert launches[0].settings[setting] == value
 
 
 def test_our_own_flags_and_variables_win(launches: list[JobDescription], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over Horovod's flags, which win over its variables."""
+    """ddl's flags and variables count more than Horovod's flags, which count more than Horovod's variables."""
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "1")
     monkeypatch.setenv("DDL_STALL_WARNING_S", "2")
@@ -154,12 +154,12 @@ def test_our_own_flags_and_variables_win(launches: list[JobDescription], monkeyp
     ],
 )
 def test_a_stall_check_that_is_off_stays_off(variables: dict[str, str], settings: dict[str, float]) -> None:
-    """Whatever time is set besides, as with Horovod."""
+    """The times that are set have no effect then, as in Horovod."""
     assert read_variables({f"HOROVOD_STALL_CHECK_{name}": to for name, to in variables.items()}).settings == settings
 
 
 def test_tcp_reaches_the_ranks(launches: list[JobDescription]) -> None:
-    """As an environment variable of theirs."""
+    """The flag --tcp sets NCCL_IB_DISABLE for the ranks."""
     assert main(["-np", "2", "--tcp", "true"]) == 7
     assert launches[0].environ["NCCL_IB_DISABLE"] == "1"
 
@@ -180,7 +180,7 @@ def test_what_is_later_may_be_switched_off(launches: list[JobDescription]) -> No
 def test_bad_values(
     flags: list[str], complaint: str, launches: list[JobDescription], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, exit code 2."""
+    """A bad value ends the command with one line and the exit code 2."""
     assert main(["-np", "2", *flags, "true"]) == 2
     err = capsys.readouterr().err
     assert (launches, err.count("\n")) == ([], 1)
@@ -189,7 +189,7 @@ def test_bad_values(
 
 @pytest.mark.parametrize("row", VARIABLES, ids=lambda row: row.names[0])
 def test_every_variable_is_taken_or_answered(row: Foreign) -> None:
-    """A setting, or one line that begins with its name; never nothing, never an error."""
+    """Each variable becomes a setting, or is named in one line. None is ignored without a word, and none is an error."""
     for name in row.names:
         given = read_variables({name: "debug" if row.setting == "log_level" else "1"})
         lines = [*given.notes, *given.refusals]
@@ -202,7 +202,7 @@ def test_every_variable_is_taken_or_answered(row: Foreign) -> None:
 def test_variables_are_told_and_stop_nothing(
     launches: list[JobDescription], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Known and unknown ones alike."""
+    """Variables without an effect, known and unknown ones, are named in a line, and the job starts."""
     monkeypatch.setenv("HOROVOD_TIMELINE", "t.json")
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
     monkeypatch.setenv("HOROVOD_NO_SUCH", "5")

@@ -17,7 +17,7 @@ from tests.launch.foreign import why_no_mpich
 
 
 def test_all_ranks_may_pass_the_same_sets() -> None:
-    """Their numbers are in the order of the list; what is registered already is found again."""
+    """The sets are numbered in the order of the list. A set that is registered already is found again."""
 
     def program(rank: int, job: Job) -> Any:
         sets = [ProcessSet([2, 0]), ProcessSet([1])]
@@ -31,7 +31,7 @@ def test_all_ranks_may_pass_the_same_sets() -> None:
 
 
 def test_ranks_may_pass_different_sets() -> None:
-    """As of a communicator that was split: each is registered on all ranks, those of the first places first."""
+    """This is so if a communicator was split. All ranks register each set, in the order of the places in the lists."""
 
     def program(rank: int, job: Job) -> Any:
         own = ProcessSet([one for one in range(4) if one % 2 == rank % 2])
@@ -43,7 +43,7 @@ def test_ranks_may_pass_different_sets() -> None:
 
 
 def test_a_set_twice_is_an_error_and_the_job_goes_on() -> None:
-    """Which names the place; the others are registered."""
+    """The error names the place in the list. The other sets are registered."""
 
     def program(rank: int, job: Job) -> Any:
         first, second = ProcessSet([0]), ProcessSet([0])
@@ -57,7 +57,7 @@ def test_a_set_twice_is_an_error_and_the_job_goes_on() -> None:
 
 
 def test_what_is_neither_ranks_nor_a_communicator_is_refused() -> None:
-    """When the set is made. The set of all ranks is a ProcessSet, too."""
+    """The error is raised when the set is made. The set of all ranks is a ProcessSet, too."""
     with pytest.raises(InvalidArgument, match="takes ranks or a communicator of MPI, not int"):
         ProcessSet(3)
     assert isinstance(global_process_set, ProcessSet) and not isinstance([0], ProcessSet)
@@ -67,7 +67,7 @@ def test_what_is_neither_ranks_nor_a_communicator_is_refused() -> None:
 @pytest.mark.long
 @pytest.mark.skipif(bool(why_no_mpich()), reason=why_no_mpich() or "there is MPI")
 def test_sets_of_communicators() -> None:
-    """Of a communicator of MPI that was split, under horovodrun --mpi."""
+    """Under horovodrun --mpi, process sets are made of a communicator of MPI that was split."""
     command = [*RUN, "-np", "4", "--mpi", sys.executable, str(PROGRAMS / "communicators.py")]
     code, out, err = output_of(command)
     assert code == 0, err

@@ -54,7 +54,7 @@ def told(out: str) -> list[dict[str, Any]]:
 
 
 def test_a_rank_of_horovodrun_is_told_its_place_by_horovods_names() -> None:
-    """Before it imports anything. Averages after join are divided by all ranks, and HOROVOD_* variables count."""
+    """The script is told before it imports anything. Averages after join are divided by all ranks; HOROVOD_* variables count."""
     where = ["-np", "2", "-H", "localhost:2", "--stall-check-warning-time-seconds", "33"]
     command = [*RUN, *where, sys.executable, str(PROGRAMS / "place.py")]
     code, out, err = output_of(command, {"HOROVOD_FUSION_THRESHOLD": "4096", "HOROVOD_CYCLE_TIME": "1"})
@@ -71,7 +71,7 @@ def test_a_rank_of_horovodrun_is_told_its_place_by_horovods_names() -> None:
 
 
 def test_the_variables_count_under_another_launcher() -> None:
-    """Here one that sets torchrun's variables. Only rank 0 warns of what has no effect."""
+    """The launcher here sets torchrun's variables. Only rank 0 warns of what has no effect."""
     shared = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "localhost",
@@ -96,7 +96,7 @@ def test_the_variables_count_under_another_launcher() -> None:
 
 
 def test_ddls_own_variable_says_how_averages_are_divided() -> None:
-    """Over the default of horovod's packages."""
+    """DDL_JOIN_AVERAGE counts more than the default of horovod's packages."""
     command = [*RUN, "-np", "2", sys.executable, str(PROGRAMS / "place.py")]
     code, out, err = output_of(command, {"DDL_JOIN_AVERAGE": "contributors"})
     assert code == 0, err
@@ -104,13 +104,13 @@ def test_ddls_own_variable_says_how_averages_are_divided() -> None:
 
 
 def test_a_program_of_ddls_own_packages_divides_as_they_do() -> None:
-    """Also under horovodrun: it does not speak through horovod's packages."""
+    """This is so under horovodrun, too, because such a program does not use horovod's packages."""
     code, out, err = output_of([*RUN, "-np", "2", sys.executable, "-c", OWN])
     assert (code, out) == (0, "[0] 8.0\n"), err
 
 
 def test_a_torch_script_trains() -> None:
-    """With every line as it was."""
+    """The script trains under horovodrun without a changed line."""
     code, out, err = output_of(
         [*RUN, "-np", "2", "-H", "localhost:2", sys.executable, str(PROGRAMS / "torch_script.py")]
     )
@@ -120,7 +120,7 @@ def test_a_torch_script_trains() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["keras", "tf1", "mxnet"])
 def test_a_script_of_each_framework_trains(name: str) -> None:
-    """With every line as it was."""
+    """The script trains under horovodrun without a changed line."""
     if name == "mxnet" and not find_spec("mxnet"):
         pytest.skip("MXNet is not installed: it needs numpy 1.26, which has no wheel for this Python")
     code, out, err = output_of(
@@ -133,7 +133,7 @@ def test_a_script_of_each_framework_trains(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3])
 def test_digits_are_learned_by_adasum(size: int) -> None:
-    """To 95 % of images that were not seen, with the learning rate of one process."""
+    """With the learning rate of one process, 95 % of the images that were not seen are recognized."""
     program = PROGRAMS / "adasum_digits.py"
     code, out, err = output_of([*RUN, "-np", str(size), sys.executable, str(program)])
     assert (code, out) == (0, "[0] learned\n"), err
@@ -150,7 +150,7 @@ def test_an_elastic_script_goes_on_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_a_function_runs_on_several_ranks() -> None:
-    """horovod.run, with one rank unless told otherwise, and the variables that its ranks are told."""
+    """``horovod.run`` calls a function on one rank unless told otherwise, and sets Horovod's variables for its ranks."""
     code = (
         "import os, horovod\n"
         "def place(more): return os.environ['HOROVOD_RANK'], os.environ['HOROVOD_SIZE'], more\n"

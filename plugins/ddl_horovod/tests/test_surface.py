@@ -47,7 +47,7 @@ def differences(where: str, theirs: list[str], function: Any, names: dict[str, A
 
 
 def compared(module: str) -> list[str]:
-    """All differences in ``module``, a line for each."""
+    """Return all differences in ``module``, a line for each."""
     ours = import_module(module)
     names = {**vars(import_module("horovod.common.process_sets")), **vars(import_module("ddlcore.types")), **vars(ours)}
     found = []
@@ -72,7 +72,7 @@ def compared(module: str) -> list[str]:
 
 
 def reasons_for(line: str) -> list[object]:
-    """The rows of reasons.py that explain a difference: none, or one."""
+    """Return the rows of reasons.py that explain a difference: none, or one."""
     where, _, what = line.partition(": ")
     if not what:
         return [row for row in ABSENT if line.startswith(row)]
@@ -83,12 +83,12 @@ def reasons_for(line: str) -> list[object]:
 
 @pytest.mark.parametrize("module", sorted(SURFACE))
 def test_no_difference_without_a_reason(module: str) -> None:
-    """Missing names, other orders, other defaults, and further parameters."""
+    """Each missing name, other order, other default or further parameter has a row in reasons.py."""
     assert [line for line in compared(module) if not reasons_for(line)] == []
 
 
 def test_every_reason_is_needed() -> None:
-    """One that explains no difference any more goes."""
+    """A row that explains no difference any more must be removed."""
     used = {row for module in SURFACE for line in compared(module) for row in reasons_for(line)}
     assert {*ABSENT, *FURTHER, *OTHER} - used == set()
 
@@ -103,7 +103,7 @@ def test_every_reason_is_needed() -> None:
     ],
 )
 def test_differences_are_found(theirs: list[str], said: list[str]) -> None:
-    """Of order, default and name."""
+    """Differences of order, default and name are found in made-up functions."""
 
     def function(a: int, b: int = 1, c: int = 2) -> None: ...
 

@@ -20,7 +20,7 @@ from plugins.ddl_torch.tests.training import STEPS, Network, Part, agree, parame
 
 
 class Bare(torch.optim.Optimizer):
-    """Lookahead as in the repositories of papers: no constructor of torch, and nothing but what it needs itself."""
+    """A Lookahead as authors of papers publish it: it does not call torch's constructor, and has only what it uses itself."""
 
     def __init__(self, optimizer: Any, k: int = 3, alpha: float = 0.5) -> None:
         self.optimizer = optimizer
@@ -41,7 +41,7 @@ class Bare(torch.optim.Optimizer):
 
 
 class Published(Bare):
-    """Lookahead with methods for its state, as most have it. Its state has ids as keys, so a file loses the slow weights."""
+    """A Lookahead with methods for its state. The keys of the state are ids, so a checkpoint loses the slow weights."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer)
@@ -360,7 +360,7 @@ def test_schedulers_before_and_after(kind: Callable[[Any], Any]) -> None:
 
 @EVERY
 def test_replicas_are_verified(kind: Callable[[Any], Any]) -> None:
-    """Steps are counted once, so a flipped bit is found after step 4."""
+    """The replicas are compared every 4 steps. A weight that differs is found at step 4, so each step is counted once."""
 
     def play(rank: int, job: Any) -> tuple[int, str]:
         model = Network(torch.float32)

@@ -41,7 +41,8 @@ def adasum(arrays: Sequence[Array], name: str, process_set: ProcessSet, job: Job
 
     Every member must call this with the same ``name``, and arrays of the same shapes and types. float16 and float32 are
     combined in float32, float64 in float64; the sum is rounded to the type of the array once. Raises InvalidArgument at once
-    for other types, MismatchError on all members if shapes or types differ, and the errors of the job.
+    for other types, MismatchError on all members if shapes or types differ or another member calls an allreduce of this
+    name with another op, and the errors of the job.
     """
     wrong = {str(one.dtype) for one in arrays} - {"float16", "float32", "float64"}
     if wrong:
@@ -52,12 +53,22 @@ def adasum(arrays: Sequence[Array], name: str, process_set: ProcessSet, job: Job
 
 
 class Background:
-    """A handle of a function that a thread of its own calls, because it waits for other ranks several times."""
+    """A handle of a function that a thread of its own calls, because it waits for other ranks several times.
+
+    An exception that interrupts ``wait``, such as KeyboardInterrupt, does not interrupt the function. So the other ranks,
+    which are in the same phase of it, come to its end.
+    """
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._result: Future[Any] = Future()
         self._function = function
-        threading.Thread(target=self._run, name="ddl-adasum", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="ddl-adasum", daemon=True)
+
+    def start(self) -> Background:
+        """Start the thread, unless that was done before. Return this object."""
+        if self._thread.ident is None:
+            self._thread.start()
+        return self
 
     def _run(self) -> None:
         try:
@@ -119,7 +130,8 @@ class _Adasum:
         """Raise MismatchError on all ranks if their arrays differ in shape or type."""
         layout = [f"{one.dtype}{list(one.shape)}" for one in self._arrays]
         mine = np.array([[len(layout), len(self._vector), crc32(repr(layout).encode())]], np.float64)
-        found = self._gathered(mine, "layout")
+        # In place of an allreduce of this name: if another rank averages it, both are told that their calls differ.
+        found = _OPERATIONS.allgather_async(mine, name=self._name, reduces=True, **self._how).wait()
         if not (found == mine).all():
             rows = [
                 f"  rank {at}: {int(arrays)} arrays, {int(size)} numbers" for at, (arrays, size, _) in enumerate(found)

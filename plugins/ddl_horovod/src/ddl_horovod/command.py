@@ -68,19 +68,12 @@ def horovodrun(ctx: click.Context, /, dry_run: bool, check_build: bool, version:
         raise click.ClickException(f"horovodrun: {error}") from None
     for note in (*notes, *answers.notes, *flags.notes):
         click.echo(f"horovodrun: {note}", err=True)
-    given = {
-        **answers.settings,
-        **flags.settings,
-        **{name: value for name, value in given.items() if value is not None},
-    }
-    given |= dict.fromkeys(_NEEDED - given.keys())
+    asked = {**answers.settings, **flags.settings}
+    given = {**asked, **{name: asked.get(name) if value is None else value for name, value in given.items()}}
     if given.get("min_np") is None and (given.get("host_discovery_script") or given.get("max_np")):
         given["min_np"] = given["num_proc"]  # an elastic job, as in Horovod
     environ |= {**answers.environ, **flags.environ, "DDL_RANK_VARIABLES": rank_variables(environ)}
     start(ctx, environ, dry_run, **given)
-
-
-_NEEDED = {"num_proc", "hosts", "hostfile", "config", "output_dir"}  # parameters of ``start`` that may be None
 
 
 def _answers(given: dict[str, Any]) -> Answers:

@@ -17,7 +17,7 @@ import socketserver
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Addresses = Mapping[str, Sequence[tuple[str, int]]]  # by network interface
@@ -49,10 +49,11 @@ class ComputeService:
         self._workers: dict[int, set[int]] = {number: set() for number in range(dispatchers)}
         self._wanted = workers_per_dispatcher
         self._is_over = False
+        self._answering = 0  # requests whose senders know the key, and which have no answer yet
         self._changed = threading.Condition()
-        handler = type("Handler", (_Handler,), {"key": key, "answer": staticmethod(self._answer), "timeout": _ANSWER_S})
+        handler = type("Handler", (_Handler,), {"key": key, "service": self, "timeout": _ANSWER_S})
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server = type("Server", (socketserver.ThreadingTCPServer,), {"address_family": family, "daemon_threads": False})
+        server = type("Server", (_ComputeServer,), {"address_family": family})
         self._server = server((host or "127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="ddl-compute", daemon=True)
         self._thread.start()
@@ -63,14 +64,34 @@ class ComputeService:
         return {"": [(str(host), int(port))]}
 
     def shutdown(self) -> None:
-        """Tell all workers to end, and end the service when the requests that it has are answered."""
-        self._answer({"do": "shutdown"})
+        """Tell all workers to end, and end the service when the requests that it has are answered.
+
+        This takes at most 20 s, even if clients do not read their answers.
+        """
+        self.answer({"do": "shutdown"})
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(_ANSWER_S)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._answering, _ANSWER_S)
 
-    def _answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what ``request`` asks for. Return the answer, or None if it has not happened within the time of the request."""
+    @contextlib.contextmanager
+    def one_request(self) -> Iterator[None]:
+        """Within the ``with`` block, an answer is made and sent; ``shutdown`` waits for its end."""
+        with self._changed:
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._answering -= 1
+                self._changed.notify_all()
+
+    def answer(self, request: Mapping[str, Any]) -> Any:
+        """Do what ``request`` asks for. Return the answer, or None if it has not happened within the time of the request.
+
+        Raises ValueError, KeyError or TypeError, whose text the client is sent, if the request cannot be answered.
+        """
         what, number = request["do"], int(request.get("dispatcher", 0))
         if number not in self._workers:
             raise ValueError(f"there is no dispatcher {number}, but dispatchers 0 to {len(self._workers) - 1}")
@@ -91,15 +112,26 @@ class ComputeService:
             if what in ready:
                 wait_s = min(float(request["wait_s"]), _LOOK_S)
                 self._changed.wait_for(lambda: self._is_over or ready[what]() is not None, wait_s)
-                return ready[what]()
+                found = ready[what]()
+                if found is None and self._is_over:
+                    raise ValueError("the service ends, so nothing more will be registered")
+                return found
         return True
+
+
+class _ComputeServer(socketserver.ThreadingTCPServer):
+    # A peer that does not know the key, and sends a byte now and then, must not hold up ``shutdown``.
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Do nothing: a client that has gone is no fault of this process."""
 
 
 class _Handler(socketserver.StreamRequestHandler):
     """One request to a ComputeService."""
 
     key: bytes
-    answer: Callable[[Mapping[str, Any]], Any]
+    service: ComputeService
 
     def handle(self) -> None:
         number = os.urandom(_NUMBER_BYTES)
@@ -107,11 +139,12 @@ class _Handler(socketserver.StreamRequestHandler):
         body = _read(self.rfile, self.key, number + b"?")
         if body is None:
             return  # it does not know the key
-        try:
-            reply = {"answer": self.answer(json.loads(body))}
-        except (ValueError, KeyError, TypeError) as error:
-            reply = {"error": f"{error}"}
-        self.wfile.write(_signed(json.dumps(reply).encode(), self.key, number + b"!"))
+        with self.service.one_request():
+            try:
+                reply = {"answer": self.service.answer(json.loads(body))}
+            except (ValueError, KeyError, TypeError) as error:
+                reply = {"error": f"{error}"}
+            self.wfile.write(_signed(json.dumps(reply).encode(), self.key, number + b"!"))
 
 
 def _signed(body: bytes, key: bytes, number: bytes) -> bytes:

@@ -72,7 +72,7 @@ def register(given: Sequence[Any], comm: Any) -> None:
     on the ranks that pass a set twice, or the set of all ranks; the other sets are registered, and the job goes on.
     """
     if comm is not None and not isinstance(comm, (list, tuple, range)):
-        global_process_set.mpi_comm = comm  # type: ignore[attr-defined]
+        global_process_set.mpi_comm = comm  # type: ignore[attr-defined]  # as in Horovod, whose sets have it
     job = current_job()
     sets = [one if isinstance(one, _core.ProcessSet) else ProcessSet(one) for one in given]
     for one in sets:

@@ -8,9 +8,15 @@ from typing import Any
 import tensorflow as tf
 from ddl_tf.autograd import running
 from ddl_tf.errors import translating
+from ddl_tf.exchange import give_up
+from ddl_tf.gradients import checked
 from ddl_tf.graph import asynchronous, wire_name
+from ddl_tf.local import LocalVariables
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
+from ddl_tf.tape import ReducedTape
 
-from ddl_horovod.adasum import adasum, name_of
+from ddl_horovod.adasum import Background, adasum, name_of
 from ddl_horovod.tf_steps import local_variable, only_if
 from ddlcore.api import ProcessSet, current_job, global_process_set
 from ddlcore.errors import InvalidArgument
@@ -85,7 +91,8 @@ class _Call:
             return adasum(arrays, name, self._process_set, running(self._job))  # type: ignore[arg-type]  # it is a Job
 
         if tf.executing_eagerly():
-            sums = [tf.constant(one) for one in run(*(one.numpy() for one in scaled))]
+            arrays = [one.numpy() for one in scaled]
+            sums = [tf.constant(one) for one in Background(lambda: run(*arrays)).start().wait()]
         else:
             sums = asynchronous(run, scaled, [one.dtype for one in scaled], [one.shape for one in scaled], "DdlAdasum")
         results = [one if self._postscale == 1.0 else one * self._postscale for one in sums]
@@ -95,43 +102,42 @@ class _Call:
 # --- the tape
 
 
-class AdasumTape(tf.GradientTape):  # type: ignore[misc]  # TensorFlow has no types
-    """A tape whose gradients are the adaptive sums of the ranks' gradients. It records by the tape that it wraps."""
+def _step_of(tensors: Sequence[Any], compression: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
+    """Return the sums for a step. If a signal handler's exception interrupts this, end the job.
 
-    def __init__(self, gradtape: Any, compression: Any, sparse_as_dense: bool, process_set: ProcessSet) -> None:
-        self._gradtape = gradtape
-        self._compression = compression
-        self._sparse_as_dense = sparse_as_dense
-        self._set = process_set
+    The other ranks get these sums, so this rank's variables would differ from theirs.
+    """
+    try:
+        return list(
+            grouped_allreduce(tensors=tensors, op=-1, compression=compression, name=name, process_set=process_set)
+        )
+    except Exception:
+        raise
+    except BaseException:
+        give_up(current_job())
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_gradtape":  # not set yet, because a copy is being made
-            raise AttributeError(name)
-        return getattr(self._gradtape, name)
 
-    def __enter__(self) -> AdasumTape:
-        self._gradtape.__enter__()
-        return self
+class _AdasumReducer(Reducer):
+    """An object that reduces the gradients of one call of a tape by Adasum."""
 
-    def __exit__(self, *error: Any) -> None:
-        self._gradtape.__exit__(*error)
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the adaptive sums of the members' gradients. A None stays None, and others keep their gradients."""
+        results = checked(gradients, variables, self.reduction)
+        there = [at for at, one in enumerate(results) if one is not None]
+        if not self.active:
+            return results
+        own = [results[at] for at in there]
+        sums = _step_of(own, self.reduction.compression, None, self.reduction.process_set)
+        for at, one in zip(there, sums):
+            results[at] = one
+        return results
 
-    def watch(self, tensor: Any) -> None:
-        """Call the same method of the wrapped tape."""
-        self._gradtape.watch(tensor)
 
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None) -> Any:
-        """Return the adaptive sums of the ranks' gradients, in the structure of ``sources``. A None stays None.
+class _AdasumTape(ReducedTape):
+    """A tape whose gradients are the adaptive sums of the ranks' gradients."""
 
-        Every rank must call this with the same sources.
-        """
-        gradients = tf.nest.flatten(self._gradtape.gradient(target, sources, output_gradients))
-        there = [at for at, one in enumerate(gradients) if one is not None]
-        own = [tf.convert_to_tensor(gradients[at]) if self._sparse_as_dense else gradients[at] for at in there]
-        reduced = grouped_allreduce(tensors=own, op=-1, compression=self._compression, name=None, process_set=self._set)
-        for at, one in zip(there, reduced):
-            gradients[at] = one
-        return tf.nest.pack_sequence_as(sources, gradients)
+    def _reduced(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        return self._local.reduce(lambda _: _AdasumReducer(self._reduction, "tape"), gradients, sources)
 
 
 def tape_of(
@@ -141,15 +147,20 @@ def tape_of(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     gradient_predivide_factor: float = 1.0,
+    scale_local_gradients: bool = True,
+    local_layers: Any = None,
     **_others: Any,
-) -> AdasumTape:
-    """Do what ``DistributedGradientTape`` does with op=Adasum. Arguments about groups and devices have no effect."""
-    if not isinstance(gradtape, tf.GradientTape):
-        raise ValueError(f"DistributedGradientTape takes a tf.GradientTape, not {type(gradtape).__name__}")
+) -> ReducedTape:
+    """Do what ``DistributedGradientTape`` and ``PartialDistributedGradientTape`` do with op=Adasum.
+
+    Arguments about groups and devices have no effect.
+    """
     if gradient_predivide_factor != 1.0:
         raise InvalidArgument("gradient_predivide_factor not supported yet with op != Average")
-    current_job()  # raises NotInitialized
-    return AdasumTape(gradtape, compression, sparse_as_dense, process_set)
+    reduction = Reduction(compression=compression, sparse_as_dense=sparse_as_dense, process_set=process_set)
+    local = LocalVariables(scale_local_gradients)
+    local.register_layers(local_layers)
+    return _AdasumTape(gradtape, reduction, local, None)
 
 
 # --- the optimizer
@@ -240,9 +251,13 @@ class _AdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # T
         if self._set is not global_process_set and current_job().rank not in self._set.ranks:
             return tf.group()
         changes = [one.read_value() - start for one, start in zip(variables, starts)]
-        sums = grouped_allreduce(
-            tensors=changes, op=-1, compression=self._compression, name=f"{self._name}.step", process_set=self._set
-        )
+        try:
+            sums = _step_of(changes, self._compression, f"{self._name}.step", self._set)
+        except Exception:
+            if tf.executing_eagerly():  # otherwise the ranks that are left would go on with different variables
+                for one, start in zip(variables, starts):
+                    one.assign(start)
+            raise
         return tf.group(*[one.assign(start + change) for one, start, change in zip(variables, starts, sums)])
 
     def _start_of(self, variable: Any) -> Any:

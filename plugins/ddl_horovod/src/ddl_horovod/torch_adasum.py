@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -34,19 +35,17 @@ def verb(single: bool, in_place: bool, waits: bool) -> Callable[..., Any]:
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
-        weight: Any = None,
         tensor: Any = None,
         tensors: Any = (),
     ) -> Any:
         if average is not None:
             raise InvalidArgument("The op parameter supersedes average. Please provide only one of them.")
-        if weight is not None:
-            raise InvalidArgument("op=Adasum has no weights: it is no average")
         call = _Call(name, process_set, prescale_factor, postscale_factor)
         given = [tensor] if single else list(tensors)
         if waits and not in_place:
             packed = [_compressor(compression).compress(one) for one in given]
-            reduced: Sequence[Any] = _Function.apply(call, *(one for one, _ in packed))  # type: ignore[no-untyped-call]
+            tensors = [one for one, _ in packed]
+            reduced: Sequence[Any] = _Function.apply(call, *tensors)  # type: ignore[no-untyped-call]  # of torch
             results = [_compressor(compression).decompress(one, ctx) for one, (_, ctx) in zip(reduced, packed)]
             return results[0] if single else results
         handle = Mapped(call.start(given), lambda results: _delivered(results, given, in_place, single))
@@ -83,14 +82,25 @@ class _Call:
 
     def start(self, tensors: Tensors) -> Mapped:
         """Start the reduction of ``tensors`` in a thread; the result of the handle is new tensors."""
+        background, handle = self.prepared(tensors)
+        background.start()
+        return handle
+
+    def prepared(self, tensors: Tensors, name: str = "") -> tuple[Background, Mapped]:
+        """Return what starts the reduction of ``tensors``, and the handle whose result is new tensors.
+
+        ``name``: the name of the reduction if it is not that of this call.
+        """
         arrays = [self._array(one) for one in tensors]
-        background = Background(lambda: adasum(arrays, self.name, self.process_set, self.job))
-        return Mapped(background, lambda reduced: self._tensors(reduced, tensors))
+        background = Background(lambda: adasum(arrays, name or self.name, self.process_set, self.job))
+        return background, Mapped(background, lambda reduced: self._tensors(reduced, tensors))
 
     def run(self, tensors: Tensors, name: str = "") -> Tensors:
-        """Return the reduced tensors. ``name``: the name of the reduction if it is not that of this call."""
-        arrays = [self._array(one) for one in tensors]
-        return self._tensors(adasum(arrays, name or self.name, self.process_set, self.job), tensors)
+        """Return the reduced tensors. ``name``: see ``prepared``."""
+        background, handle = self.prepared(tensors, name)
+        background.start()
+        reduced: Tensors = handle.wait()
+        return reduced
 
     def _array(self, tensor: torch.Tensor) -> Any:
         if tensor.is_sparse:
@@ -173,8 +183,19 @@ def optimizer_of(
     wrapped._adasum = {name: one for name, one in sorted(named.items()) if id(one) in mine}
     wrapped._adasum_compression = _compressor(compression) if compression is not None else None
     wrapped._adasum_set = process_set
+    wrapped._adasum_going = None
     wrapped.backward_passes_per_step = backward_passes_per_step
     return optimizer
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step whose changes are being reduced: the parameters before it, what it returns, and its reduction."""
+
+    before: Tensors
+    loss: Any
+    background: Background
+    handle: Mapped
 
 
 class _AdasumOptimizer(torch.optim.Optimizer):
@@ -183,31 +204,59 @@ class _AdasumOptimizer(torch.optim.Optimizer):
     _adasum: dict[str, torch.Tensor]
     _adasum_compression: Any
     _adasum_set: ProcessSet
+    _adasum_going: _Step | None
     _own_step: Callable[..., Any]
     _opt_called: bool
     backward_passes_per_step: int
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step on the gradients of this rank, and replace the changes by the adaptive sums of all ranks' changes."""
+        """Step on the gradients of this rank, and replace the changes by the adaptive sums of all ranks' changes.
+
+        If this fails, for example because a rank is lost, the parameters are as they were before. What the optimizer
+        itself remembers, such as a momentum, has changed. If a signal handler's exception interrupts a call after this
+        rank has begun to send its changes, the next call finishes that step, and ignores its own gradients and
+        ``closure``, because the other ranks have got these changes.
+        """
         self._opt_called = True
         if not membership(current_job(), self._adasum_set).active:
             return self._own_step(closure)
-        parameters = list(self._adasum.values())
-        before = [one.detach().clone() for one in parameters]
-        loss = self._own_step(closure)
+        going = self._adasum_going
+        if going is None:
+            before = [one.detach().clone() for one in self._adasum.values()]
+            try:
+                loss = self._own_step(closure)
+                changes = [now.detach() - old for now, old in zip(self._adasum.values(), before)]
+                self._adasum_going = going = _Step(before, loss, *self._reduction_of(changes))
+            except BaseException:
+                if self._adasum_going is None:  # nothing is sent yet
+                    self._put(before)
+                raise
+        going.background.start()
+        try:
+            sums = going.handle.wait()
+        except Exception:
+            self._put(going.before)  # otherwise the ranks that are left would go on with different parameters
+            self._adasum_going = None
+            raise
+        self._put([old + change for old, change in zip(going.before, sums)])
+        self._adasum_going = None
+        return going.loss
+
+    def _put(self, values: Tensors) -> None:
         with torch.no_grad():
-            changes = [now.detach() - old for now, old in zip(parameters, before)]
-            packed = [
-                self._adasum_compression.compress(one) if self._adasum_compression else (one, None) for one in changes
-            ]
-            reduced = _Call(f"adasum.step.{'.'.join(list(self._adasum)[:1])}", self._adasum_set).run(
-                [one for one, _ in packed]
-            )
-            for now, old, change, (_, ctx) in zip(parameters, before, reduced, packed):
-                now.copy_(
-                    old + (self._adasum_compression.decompress(change, ctx) if self._adasum_compression else change)
-                )
-        return loss
+            for parameter, value in zip(self._adasum.values(), values):
+                parameter.copy_(value)
+
+    def _reduction_of(self, changes: Tensors) -> tuple[Background, Mapped]:
+        call = _Call(f"adasum.step.{'.'.join(list(self._adasum)[:1])}", self._adasum_set)
+        compression = self._adasum_compression
+        if compression is None:
+            return call.prepared(changes)
+        packed = [compression.compress(one) for one in changes]
+        background, handle = call.prepared([one for one, _ in packed])
+        return background, Mapped(
+            handle, lambda sums: [compression.decompress(one, ctx) for one, (_, ctx) in zip(sums, packed)]
+        )
 
     def synchronize(self) -> None:
         """Do nothing: ``step`` reduces."""

@@ -107,7 +107,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables within the ``with`` block, and restore them afterwards. A value of None removes one."""
+    """Set environment variables within the ``with`` block, and restore them afterwards. None removes the variable."""
     before = {name: os.environ.get(name) for name in kwargs}
     try:
         _set(kwargs)

@@ -72,6 +72,9 @@ class AsyncDataLoaderMixin:
             self._readers.discard(reader)
 
 
+_END = object()  # comes after the last batch of an epoch
+
+
 class _Reader:
     """One epoch's batches, read by a thread. Only the thread of the loop calls the methods but ``close``."""
 
@@ -88,10 +91,14 @@ class _Reader:
         """Yield the batches as they arrive. Raises the exception that ended the thread, if one did."""
         while True:
             try:
-                yield self._queue.get(timeout=_LOOK_S)
+                batch = self._queue.get(timeout=_LOOK_S)
             except Empty:
                 if not self._thread.is_alive() and self._queue.empty():
-                    break
+                    break  # it was told to end
+                continue
+            if batch is _END:
+                break
+            yield batch
         if self._failure is not None:
             raise self._failure
 
@@ -109,6 +116,8 @@ class _Reader:
                     return
         except BaseException as error:
             self._failure = error
+        finally:
+            self._put(_END)
 
     def _put(self, batch: Any) -> bool:
         """Put ``batch`` into the queue when there is room. Return whether more batches are wanted."""

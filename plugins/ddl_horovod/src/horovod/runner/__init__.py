@@ -44,13 +44,11 @@ def run(
     there is one rank, and an elastic job without ``min_num_proc`` needs ``num_proc`` ranks. The ranks are told their
     place by Horovod's variables, too (HOROVOD_RANK and others), and the HOROVOD_* variables of this process count.
     """
+    given = dict(locals())
     from ddl_horovod.variables import rank_variables, with_ddl_variables
 
     import ddlcore
 
-    given = dict(locals())
-    for name in ("ddlcore", "rank_variables", "with_ddl_variables"):
-        del given[name]
     if np is not None:
         given["num_proc"] = np
     elastic = host_discovery_script or max_num_proc or max_np

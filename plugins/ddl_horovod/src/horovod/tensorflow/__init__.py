@@ -16,7 +16,6 @@ from ddl_horovod import tf_adasum
 from ddl_horovod.choosing import with_adasum
 from ddl_tf import (
     BroadcastGlobalVariablesHook,
-    PartialDistributedGradientTape,
     broadcast_global_variables,
     grouped_reducescatter,
     reducescatter,
@@ -165,6 +164,7 @@ __all__ = [
 allreduce = with_adasum(ddl_tf.allreduce, tf_adasum.allreduce)
 grouped_allreduce = with_adasum(ddl_tf.grouped_allreduce, tf_adasum.grouped_allreduce)
 DistributedGradientTape = with_adasum(ddl_tf.DistributedGradientTape, tf_adasum.tape_of)
+PartialDistributedGradientTape = with_adasum(ddl_tf.PartialDistributedGradientTape, tf_adasum.tape_of)
 DistributedOptimizer = with_adasum(ddl_tf.DistributedOptimizer, tf_adasum.optimizer_of)
 
 if TYPE_CHECKING:
