@@ -249,6 +249,13 @@ class Job:
         """Return the error with which the job has failed; None if the job has not failed. Any thread may call this."""
         return self._failure.error() if self._failure.given else None
 
+    def has_shown_failure(self) -> bool:
+        """Return whether a user thread or an operation has got the error with which the job has failed.
+
+        Any thread may call this. ``failed_with`` itself counts.
+        """
+        return self._failure.shown or self._failure.met
+
     def progress(self) -> tuple[int, int]:
         """Return two numbers: how many buckets were negotiated and how many were replayed on this rank since ``init``.
 

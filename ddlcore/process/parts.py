@@ -316,6 +316,7 @@ class Parts:
         def shown(during: str) -> BaseException:
             if not threading.current_thread().name.startswith("ddl-"):  # a user thread
                 self._failure.shown = True
+            self._failure.met = self._failure.met or bool(during)
             return make(during)
 
         # The order matters. The failure is given first, so that every thread that is woken below finds the reason. The

@@ -13,6 +13,7 @@ class JobFailure:
 
     def __init__(self) -> None:
         self.shown = False  # whether a user thread has got the reason as an exception
+        self.met = False  # whether an operation has failed with it
         self._given = threading.Event()
         self._make: Callable[[str], BaseException] | None = None
         self._lock = Lock()

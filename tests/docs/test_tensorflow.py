@@ -44,7 +44,7 @@ def test_the_code_prints_what_it_says(tmp_path: Path) -> None:
         assert command == "ddl run -np 2 python train.py", f"{block} does not say how it is run"
         shown += [line[2:] for line in lines.splitlines()]
         scripts.append(f"exec({code!r}, {{}})\n")
-    assert len(scripts) == 5 and len(users) == 1
+    assert len(scripts) == 6 and len(users) == 1
     (tmp_path / "train.py").write_text("".join(scripts))
     launch = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", "python", "train.py"]
     assert sorted(ran(launch, tmp_path).splitlines()) == sorted(shown)

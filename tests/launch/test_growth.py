@@ -366,10 +366,13 @@ def test_host_discovery_is_asked_again_and_again(unattached: Job, monkeypatch: p
     assert job.remote.called == ["b"]
     for error in (ValueError("the script ended with 3"), ValueError("the script ended with 3"), KeyError("host")):
         discovery.answers.put(error)
+    discovery.answers.put([HostSlots("localhost", 2), HostSlots("127.0.0.1", 1)])
     answer(slots(a=1))
     assert job.said == [
         "host discovery: the script ended with 3; the hosts stay as they were",
         "host discovery: KeyError: 'host'; the hosts stay as they were",
+        "host discovery: the list of hosts: localhost and 127.0.0.1 are both this machine; name each host once, with all its "
+        "slots; the hosts stay as they were",
     ]
     assert job.table.hosts[1].slots == 0
     job.growth.close()

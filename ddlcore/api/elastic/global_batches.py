@@ -84,7 +84,7 @@ class GlobalBatchSampler(EpochSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         me, ranks = rank(), size()
-        rest = self._remaining()[: self._end - self._processed]
+        rest = self._after(self._processed)[: self._end - self._processed]
         for begin in range(0, len(rest), self.global_batch):
             batch = rest[begin : begin + self.global_batch]
             rows = rows_of_ranks(len(batch), ranks)

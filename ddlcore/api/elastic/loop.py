@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -54,6 +55,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
     reason, again = "", 0
+    if state.is_torn:  # an earlier call has ended with an error, and the other ranks have gone back meanwhile
+        state.restore()
+        state.is_torn = False
     barren = 0  # see _BARREN
     results: list[R] = []  # of the last call, if it has returned
     while True:
@@ -85,11 +89,21 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
         except HostsUpdatedInterrupt:
             reason, again = "", 0
             leave_world("has come to an agreed call")
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if isinstance(error, SystemExit) and not error.code:
+                raise  # this rank ends as it should, and others may still complete what it has begun with them
             cause = _mendable(error, job, enters)
             barren = 0 if state.steps > steps or isinstance(cause, PeerLost) else barren + 1
+            text = f"raised {type(error).__name__}: {error}".partition("\n")[0]
             if cause is None or barren >= _BARREN:
+                # The other ranks need this one, so it is lost for all of them, at once. If only the operations that need
+                # it failed, a framework could wrap their errors, and then nobody would know that they can be mended.
+                state.is_torn = True
+                with contextlib.suppress(Exception):  # the error of the function is the one that counts
+                    job.shutdown(text, patience_s=0.0)
                 raise
+            if cause is not error:
+                log.info("elastic: rank %d %s", job.rank, text)
             reason = str(cause).partition("\n")[0]
             log.info("elastic: rank %d leaves its world: %s", job.rank, reason)
             leave_world(f"raised {type(error).__name__}: {reason}")
@@ -105,14 +119,19 @@ def _check(job: Job) -> None:
         raise error
 
 
-def _mendable(error: Exception, job: Job, enters: bool = False) -> BaseException | None:
+def _mendable(error: BaseException, job: Job, enters: bool = False) -> BaseException | None:
     """Return the error that made the training stop, if the training can go on in a new world; otherwise None.
 
     Examples of such errors are a lost rank and a failed transport. If ``job`` has failed, return the error of ``job``
     and not ``error``, because frameworks wrap errors in other classes. ``enters`` is true if the process was still
     entering the world.
     """
-    failed = job.failed_with()
+    if not isinstance(error, Exception):
+        return None  # somebody wants this process to end
+    is_shown, failed = job.has_shown_failure(), job.failed_with()
+    same = f"raised {type(error).__name__}:"
+    if isinstance(failed, PeerLost) and failed.reason.startswith(same) and not is_shown:
+        failed = None  # this function has not seen it: another rank has run into the same fault just before
     cause = failed or error
     # Scripts raise DdlInternalError itself to begin anew. The errors of its other subclasses would occur again.
     mendable = isinstance(cause, (PeerLost, TransportError)) or type(cause) is DdlInternalError

@@ -35,12 +35,12 @@ class EpochSampler:
         """How many samples of this epoch all ranks together have processed, in steps that were recorded."""
         return self._processed
 
-    def _remaining(self) -> list[int]:
-        """Return the positions that no rank has used in this epoch, in the order of the epoch."""
+    def _after(self, begin: int) -> list[int]:
+        """Return the positions of this epoch, in its order, without the first ``begin`` ones."""
         order = list(range(self._length))
         if self._shuffle:
             random.Random(self._seed + self._epoch).shuffle(order)
-        return order[self._processed :]
+        return order[begin:]
 
     def reset(self) -> None:
         """Deal the remaining samples to the present ranks. Does nothing if they are only dealt in each iteration."""
@@ -63,7 +63,8 @@ class EpochSampler:
 class ElasticSampler(EpochSampler):
     """A sampler that deals each rank equally many of the samples of an epoch. Frameworks make it one of their samplers.
 
-    If the remaining samples cannot be divided evenly, some are given to more than one rank.
+    If the remaining samples cannot be divided evenly, some are given to more than one rank. The samples are dealt by
+    ``reset``, so each iteration until the next ``reset`` has the same ones, and ``len`` stays.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -73,14 +74,14 @@ class ElasticSampler(EpochSampler):
 
     def reset(self) -> None:
         """Divide the remaining samples of this epoch among the present ranks."""
-        self._rank, self._size = rank(), size()
+        self._rank, self._size, self._dealt_from = rank(), size(), self._processed
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Record that every rank has processed one batch of ``batch_size`` samples. ``batch_idx`` is not used."""
         self._processed = min(self._processed + batch_size * self._size, self._length)
 
     def __iter__(self) -> Iterator[int]:
-        return islice(cycle(self._remaining()), self._rank, len(self) * self._size, self._size)
+        return islice(cycle(self._after(self._dealt_from)), self._rank, len(self) * self._size, self._size)
 
     def __len__(self) -> int:
-        return -(-(self._length - self._processed) // self._size)
+        return -(-(self._length - self._dealt_from) // self._size)

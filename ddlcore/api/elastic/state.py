@@ -28,6 +28,7 @@ class State(ABC):
         self.steps = 0  # how many steps the state contains
         self.root = 0  # whose state ``sync`` copies: a rank of the present world
         self.is_between_steps = False  # whether a failure was noticed by ``commit``: no step was interrupted
+        self.is_torn = False  # whether an error has ended the training in the middle of a step
         self._entered = False  # whether the state is that of a world; before, it must not count as one
         self._callbacks: list[Callable[..., object]] = []
 
@@ -225,6 +226,10 @@ class StepState(ObjectState):
             self._keep_all()
 
     def reset(self) -> None:
+        self._deal()
+
+    def _deal(self) -> None:
+        """Have all samplers deal their samples to the ranks of the present world."""
         for value in self._handled.values():
             if isinstance(value, EpochSampler):
                 value.reset()
@@ -237,4 +242,5 @@ class StepState(ObjectState):
         self._saved = saved
         ObjectState.restore(self)
         self.steps = steps
+        self._deal()  # on the root, too, whose sampler may have been made before it was in any world
         self._keep_all()

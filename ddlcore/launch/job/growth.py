@@ -17,7 +17,7 @@ from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import HostSlots
 from ddlcore.launch.job.host_table import CallHost, Dismiss, HostTable, Start, cooldown_range
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.launch.ranks.hosts import is_this_host
+from ddlcore.launch.ranks.hosts import index_of_this_host, is_this_host
 from ddlcore.launch.ranks.revival import Revival
 from ddlcore.messages.ranks import LaunchedRank, StartNumber
 from ddlcore.text.ranks import ranks_text
@@ -361,14 +361,17 @@ class Growth:
     def _look(self, supervisor: Supervisor, discovery: HostDiscovery) -> None:
         before: Sequence[HostSlots] | None = None
         while not self._closing.wait(TICK_S):
-            now = self._discover(discovery)
+            now = self._discover(discovery, before)
             if now is not None and now != before:
                 before = now
                 supervisor.do(lambda entries=now: self.found(entries))  # type: ignore[misc]
 
-    def _discover(self, discovery: HostDiscovery) -> Sequence[HostSlots] | None:
+    def _discover(self, discovery: HostDiscovery, before: Sequence[HostSlots] | None) -> Sequence[HostSlots] | None:
         try:
-            return tuple(discovery.hosts())
+            now = tuple(discovery.hosts())
+            if now != before:
+                index_of_this_host(now, "the list of hosts", resolve=True)  # refuses two names of this host
+            return now
         except Exception as error:  # host discovery is code of others, and its failure must not end a training
             text = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
             if text not in self._failed:

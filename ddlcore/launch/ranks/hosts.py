@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,22 +134,23 @@ def lay_out(
     if ranks is not None and ranks > slots:
         takes = f"{slots} rank{'' if slots == 1 else 's'}"
         raise ValueError(f"-np {ranks}: too few slots, {what} takes {takes}; raise the slots or lower -np")
-    here = _own(entries, what, lambda host: is_this_host(host, resolve))
+    here = index_of_this_host(entries, what, resolve)
     wanted = slots if ranks is None else ranks
     placed = [index for index, entry in enumerate(entries) for _ in range(entry.slots)][:wanted]
     used = placed[-1] + 1
     return Layout(tuple(entry.host for entry in entries[:used]), tuple(placed), here if here < used else -1)
 
 
-def _own(entries: Sequence[HostSlots], what: str, is_own: Callable[[str], bool]) -> int:
+def index_of_this_host(entries: Sequence[HostSlots], what: str, resolve: bool = False) -> int:
     """Return the index of this host in ``entries``, or -1 if this host is not in the list.
 
-    ``is_own`` tells whether a host name means this host. Raises ValueError if a host is listed twice.
+    ``what`` is the name of the list in messages. ``resolve`` is the argument for ``is_this_host``. Raises ValueError if a
+    host is listed twice.
     """
     seen: dict[str, str] = {}
     here = -1
     for index, entry in enumerate(entries):
-        own = is_own(entry.host)
+        own = is_this_host(entry.host, resolve)
         name = "this machine" if own else entry.host.lower()
         if name in seen:
             both = f"{entry.host} stands there twice"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
+from ddl_horovod.timelines import start_timeline, stop_timeline
 from horovod.common import util
 from horovod.common.basics import HorovodBasics
 from horovod.common.elastic import ObjectState, State, run_fn
 from horovod.common.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
+from horovod.runner.common.util.env import get_env_rank_and_size
 
-from ddlcore.api import init, shutdown
+from ddlcore.api import arrays, init, shutdown
 from ddlcore.types import Average, Sum
 
 
@@ -83,6 +87,22 @@ def test_another_version_is_an_import_error() -> None:
     assert str(error) == get_version_mismatch_message("torch", "2.0", "1.9")
 
 
+def test_the_environment_knows_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables are those of horovodrun or of an MPI. A rank without a size is an error."""
+    for launcher in ("HOROVOD_", "OMPI_COMM_WORLD_", "PMI_"):
+        monkeypatch.delenv(f"{launcher}RANK", raising=False)
+        monkeypatch.delenv(f"{launcher}SIZE", raising=False)
+    assert get_env_rank_and_size() == (0, 1)
+    monkeypatch.setenv("PMI_RANK", "2")
+    with pytest.raises(RuntimeError, match="only one of PMI_RANK and PMI_SIZE"):
+        get_env_rank_and_size()
+    monkeypatch.setenv("PMI_SIZE", "4")
+    assert get_env_rank_and_size() == (2, 4)
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    assert get_env_rank_and_size() == (1, 3)
+
+
 def test_basics_are_those_of_the_job() -> None:
     """The methods of HorovodBasics describe the current job."""
     basics = HorovodBasics(__file__, "library")
@@ -96,6 +116,24 @@ def test_basics_are_those_of_the_job() -> None:
     finally:
         basics.shutdown()
     assert not basics.is_initialized()
+
+
+def test_a_timeline_follows_another(tmp_path: Path) -> None:
+    """A call with another file ends the first timeline, and a call with the same file changes nothing."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    init()
+    try:
+        for number, file in enumerate((first, first, second)):
+            start_timeline(str(file))
+            arrays.allreduce(np.ones(1), f"tensor{number}")
+        stop_timeline()
+        stop_timeline()
+        start_timeline(str(tmp_path / "third.json"), mark_cycles=True)
+    finally:
+        shutdown()
+    assert "tensor0" in first.read_text() and "tensor1" in first.read_text() and "tensor2" not in first.read_text()
+    assert "tensor2" in second.read_text() and "tensor1" not in second.read_text()
+    assert (tmp_path / "third.json").exists()
 
 
 def test_a_state_of_ones_own_trains() -> None:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from ddl_horovod.process_sets import ProcessSet, register
+from ddl_horovod.process_sets import ProcessSet, add_process_set, register
 
 from ddlcore.api import global_process_set, process_sets
 from ddlcore.errors import InvalidArgument
@@ -54,6 +54,21 @@ def test_a_set_twice_is_an_error_and_the_job_goes_on() -> None:
         return first.process_set_id, second.process_set_id
 
     assert run_world(2, program) == [(1, None)] * 2
+
+
+def test_texts_name_the_communicator() -> None:
+    """This is true of the set of all ranks, and of sets that are registered by their ranks alone."""
+
+    def program(rank: int, job: Job) -> list[str]:
+        given, made = add_process_set(ProcessSet([1])), add_process_set([0])
+        assert isinstance(made, ProcessSet) and made.included() is (rank == 0)
+        return [str(one) for one in (global_process_set, given, made)]
+
+    texts = [
+        f"ProcessSet(process_set_id={number}, ranks={ranks}, mpi_comm=None)"
+        for number, ranks in enumerate(([0, 1], [1], [0]))
+    ]
+    assert run_world(2, program) == [texts] * 2
 
 
 def test_what_is_neither_ranks_nor_a_communicator_is_refused() -> None:

@@ -161,6 +161,8 @@ def test_the_sampler_goes_on_where_it_was() -> None:
     assert state.sampler is sampler
     sampler.record_batch(0, 4)
     state.commit()
+    assert len(sampler) == 10
+    state.restore()
     rest = list(sampler)
     assert sorted(first + rest) == list(range(10))
     sampler.record_batch(1, 4)

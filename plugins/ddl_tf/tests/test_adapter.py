@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any
 
+import ddl_tf as ddl
 import pytest
 import tensorflow as tf
 from ddl_tf.adapter import TfAdapter
@@ -13,6 +14,7 @@ from ddl_tf.conformance import TfSuite
 
 from ddlcore.contracts.transport import Memory
 from ddlcore.types import DType
+from plugins.ddl_tf.tests.worlds import ranks
 
 
 class TestTfAdapter(TfSuite):
@@ -65,3 +67,21 @@ def test_a_range_can_be_entered_whether_a_profiler_runs_or_not() -> None:
     assert one is not None
     with pytest.raises(KeyError), one:
         raise KeyError
+
+
+def test_shapes_of_tensorflow_1() -> None:
+    """Their extents are Dimensions, not numbers; so it is in a program that disables the behaviour of TensorFlow 2."""
+
+    def play(rank: int) -> None:
+        tensor = tf.fill([2, 3], rank + 1.0)
+        assert ddl.allreduce(tensor, op=ddl.Sum).numpy().tolist() == [[6.0] * 3] * 2
+        assert ddl.allgather(tensor).shape.as_list() == [6, 3]
+        assert ddl.allreduce(tf.complex(tensor, tensor), op=ddl.Sum).numpy().tolist() == [[6.0 + 6.0j] * 3] * 2
+        with pytest.raises(ValueError, match="string is not supported"):
+            ddl.broadcast(tf.constant(["a"]), 0)
+
+    tf.compat.v1.disable_v2_tensorshape()
+    try:
+        ranks(play)
+    finally:
+        tf.compat.v1.enable_v2_tensorshape()

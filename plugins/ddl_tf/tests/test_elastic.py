@@ -241,6 +241,27 @@ def test_callbacks_say_where_the_training_is(rollback: str, commit_first: bool) 
     assert (state.epoch, state.batch, state.steps) == (6, 0, 9 if rollback == "step" else 7)
 
 
+def test_a_derived_callback_commits_as_it_likes() -> None:
+    """Each commit is a call of the method ``commit``."""
+    seen: list[int] = []
+
+    class Noting(elastic.CommitStateCallback):
+        def commit(self) -> None:
+            seen.append(self.state.steps)
+            super().commit()
+
+    ddl.init()
+    try:
+        model = small_model()
+        model.compile(optimizer=ddl.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+        state = elastic.KerasState(model, rollback="commit")
+        x, y = np.ones((12, 3), np.float32), np.ones((12, 2), np.float32)
+        model.fit(x, y, batch_size=4, callbacks=[Noting(state, batches_per_commit=2)], verbose=0)
+    finally:
+        ddl.shutdown()
+    assert seen == [0, 1] and state.steps == 2
+
+
 class _Lost(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Interrupts a call of ``fit`` after two batches, as a lost rank does."""
 

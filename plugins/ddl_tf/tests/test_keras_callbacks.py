@@ -171,6 +171,22 @@ def test_momentum_is_corrected(corrected: bool) -> None:
     assert float(variable[0]) == -0.25 + velocity
 
 
+def test_momentum_is_corrected_in_a_graph_by_one_operation() -> None:
+    """A graph that grows is prepared anew, which takes seconds. So it grows with the first call only."""
+    callback = callbacks.LearningRateScheduleCallback(0.25, 2.0)
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        velocities = [tf.compat.v1.get_variable(name, (), tf.float64, use_resource=True) for name in "ab"]
+        for number, one in enumerate(velocities):
+            one.load(number + 1.0, session)
+        callback._scale(velocities, 2.0)
+        grown = len(graph.get_operations())
+        callback._scale(velocities, 1.5)
+        assert len(graph.get_operations()) == grown
+        assert session.run(velocities) == [3.0, 6.0]
+        callback._scale(velocities[:1], 2.0)
+        assert session.run(velocities) == [6.0, 6.0]
+
+
 def test_rank_0_alone_keeps_the_best_model(tmp_path: Path) -> None:
     """A file is written where the metric was never better, by rank 0 only; without a file name the training is refused."""
 

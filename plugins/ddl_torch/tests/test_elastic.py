@@ -178,6 +178,7 @@ class TestSampler:
             seen = list(sampler)
             assert len(sampler) == len(seen) == 10
             sampler.record_batch(0, 3)
+            assert len(sampler) == 10 and list(sampler) == seen, "these samples stay dealt until the next reset"
             state = sampler.state_dict()
             assert state == {"epoch": 0, "processed_num": 6}
             other = elastic.ElasticSampler(range(20), seed=5)
@@ -189,6 +190,24 @@ class TestSampler:
 
         results = ElasticThreads(2, play).play()
         assert sorted(results[0] + results[1]) == list(range(20))
+
+    def test_a_first_world_may_be_smaller_than_the_launch(self) -> None:
+        """A sampler is made before its rank is in a world. All samples are dealt to the ranks that have come."""
+
+        def play(place: int) -> list[int]:
+            if place == 2:
+                return []  # it ends before it joins
+            state = elastic.TorchState(sampler=elastic.ElasticSampler(range(12), shuffle=False))
+
+            @elastic.run
+            def train(state: Any) -> list[int]:
+                return list(state.sampler)
+
+            return list(train(state))
+
+        results = ElasticThreads(3, play, least=2).play()
+        assert {len(results[0]), len(results[1])} == {6}
+        assert sorted(results[0] + results[1]) == list(range(12))
 
     @pytest.mark.parametrize(("length", "processed", "size"), [(1, 0, 4), (7, 6, 3), (10, 3, 4), (5, 5, 2)])
     def test_padding(self, length: int, processed: int, size: int) -> None:

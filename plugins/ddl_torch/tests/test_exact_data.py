@@ -36,7 +36,7 @@ def undisturbed(by_token: bool) -> list[torch.Tensor]:
     order = elastic.GlobalBatchSampler(ROWS, BATCH, seed=4)
     for epoch in range(EPOCHS):
         order.set_epoch(epoch)
-        rest = order._remaining()
+        rest = order._after(0)
         for at in range(0, ROWS, BATCH):
             rows = rest[at : at + BATCH]
             optimizer.zero_grad()

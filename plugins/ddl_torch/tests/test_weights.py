@@ -216,7 +216,7 @@ def drawn_ahead(loader: Iterable[Any], count: int) -> Iterator[Any]:
 
 
 def _batches(sampler: Any) -> list[list[int]]:
-    rest = sampler._remaining()
+    rest = sampler._after(sampler.processed_num)
     return [rest[at : at + sampler.global_batch] for at in range(0, len(rest), sampler.global_batch)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,7 @@ import pytest
 import ddlcore as ddl
 from ddlcore.api.elastic import ObjectState, run
 from ddlcore.api.elastic.loop import _mendable
-from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, HorovodInternalError, MismatchError
+from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, HorovodInternalError, MismatchError, PeerLost
 from ddlcore.process.job import Job
 from tests.api.elastic.threads import ElasticThreads, Killed
 
@@ -174,12 +175,150 @@ def test_errors_that_would_come_again_leave_the_loop(error: Exception) -> None:
     assert all(result is error for result in ElasticThreads(2, play).play().values())
 
 
+@pytest.mark.parametrize("waits", ["for an operation", "in commit", "for nothing"])
+@pytest.mark.parametrize("error", [ValueError("rank 1 fails"), SystemExit(3)])
+def test_others_go_on_after_an_error_of_one_rank(error: BaseException, waits: str) -> None:
+    """They do so although a framework has wrapped their own errors, wherever they were when they heard of it."""
+    left = threading.Event()
+
+    def wrapped(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception:
+            raise KeyError("a graph has failed") from None
+
+    def play(place: int) -> int:
+        state = ObjectState(count=0)
+
+        @run
+        def train(state: Any) -> int:
+            while state.count < 8:
+                if state.count == 4 and place == 1:
+                    raise error
+                if state.count == 4 and ddl.size() == 3 and waits == "in commit":
+                    wrapped(lambda: [state.commit() for _ in range(1000) if not left.wait(0.01)])
+                if state.count == 4 and ddl.size() == 3 and waits == "for nothing":
+                    left.wait(30.0)
+                wrapped(lambda: ddl.allreduce(np.ones(1), name="x"))
+                state.count += 1
+                state.commit()
+            return ddl.size()
+
+        try:
+            return int(train(state))
+        finally:
+            if place == 1:
+                left.set()
+
+    assert ElasticThreads(3, play).play() == {0: 2, 1: error, 2: 2}
+
+
+def test_an_error_of_ones_own_is_raised_although_another_rank_has_raised_it_before() -> None:
+    """All ranks have the same fault. The last one raises it in the first world, too, instead of entering a second one."""
+    raised = threading.Barrier(2)
+    worlds: list[int] = []
+
+    def play(place: int) -> None:
+        @run
+        def train(state: Any) -> None:
+            worlds.append(place)
+            ddl.barrier()
+            if place == 1:
+                raised.wait(30.0)
+                time.sleep(0.3)  # until the loss of rank 0 has come here
+            raise ValueError(f"a fault on rank {place}")
+
+        try:
+            train(ObjectState())
+        finally:
+            if place == 0:
+                raised.wait(30.0)
+
+    results = ElasticThreads(2, play).play()
+    assert [str(results[place]) for place in (0, 1)] == ["a fault on rank 0", "a fault on rank 1"]
+    assert sorted(worlds) == [0, 1]
+
+
+def test_a_rank_that_exits_as_it_should_does_not_disturb_the_others() -> None:
+    """All agree to end. A slow one may still be in the last ``commit``, and ends as they do."""
+    left = threading.Event()
+
+    def play(place: int) -> None:
+        @run
+        def train(state: Any) -> None:
+            ddl.barrier()
+            if place == 1:
+                left.wait(30.0)
+                time.sleep(0.2)
+            state.commit()
+            raise SystemExit(0)
+
+        try:
+            train(ObjectState())
+        finally:
+            left.set()
+
+    results = ElasticThreads(2, play).play()
+    assert [type(result) for result in results.values()] == [SystemExit] * 2
+
+
+def test_a_training_that_is_called_again_begins_where_the_others_do() -> None:
+    """What a rank has changed since its last commit is gone, if it catches its error and calls the function again."""
+
+    def play(place: int) -> list[float]:
+        state = ObjectState(value=0.0)
+        calls: list[int] = []
+
+        @run
+        def train(state: Any) -> float:
+            calls.append(1)
+            while state.steps < 6:
+                ddl.allreduce(np.ones(1), name="x")
+                state.value += 1.0
+                if state.steps == 2 and place == 1 and len(calls) == 1:
+                    state.value += 100.0
+                    raise ValueError("once")
+                state.commit()
+            return float(state.value)
+
+        try:
+            return [train(state)]
+        except ValueError:
+            assert state.value == 103.0, "the script may look at what was there"
+            return [train(state)]
+
+    assert ElasticThreads(2, play).play() == {0: [6.0], 1: [6.0]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_shown", "goes_on"),
+    [
+        ("raised ValueError: x", False, False),
+        ("raised ValueError: x", True, True),
+        ("raised KeyError: x", False, True),
+        ("killed by signal 9 (SIGKILL)", False, True),
+    ],
+)
+def test_whose_error_it_is(reason: str, is_shown: bool, goes_on: bool) -> None:
+    """It is the function's own if another rank has raised one of the same type, and this one has not seen the loss."""
+    lost = PeerLost((1,), reason)
+    job = cast(Job, SimpleNamespace(failed_with=lambda: lost, has_shown_failure=lambda: is_shown, settings={}))
+    settings = SimpleNamespace(number=lambda name: 0.0)
+    job.settings = settings  # type: ignore[assignment]
+    assert _mendable(ValueError("x"), job) is (lost if goes_on else None)
+
+
 @pytest.mark.parametrize("evict_after_s", [0.0, 60.0])
 def test_a_rank_that_hangs_while_it_enters_a_world_does_not_end_the_others(evict_after_s: float) -> None:
     """With ``--evict-after``, they form another world without it; otherwise the job ends, as nobody ends that rank."""
     error = DeadlineExceeded("init: rank 3 has not opened its transport within 60 s")
     job = cast(
-        Job, SimpleNamespace(failed_with=lambda: None, settings=SimpleNamespace(number=lambda name: evict_after_s))
+        Job,
+        SimpleNamespace(
+            failed_with=lambda: None,
+            has_shown_failure=lambda: False,
+            settings=SimpleNamespace(number=lambda name: evict_after_s),
+        ),
     )
     assert _mendable(error, job, True) is (error if evict_after_s else None)
     assert _mendable(error, job, False) is None, "a deadline of the script's own"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ddlcore.api import add_process_set, allgather_object, current_job, global_process_set, process_sets
+from ddlcore.api import allgather_object, current_job, global_process_set, process_sets
 from ddlcore.api import process_set as _core
 from ddlcore.errors import InvalidArgument
 from ddlcore.plug.aliases import ALIASES
@@ -50,6 +50,19 @@ class ProcessSet(_core.ProcessSet, metaclass=_Any):
     __repr__ = __str__
 
 
+class _EveryRank(type(global_process_set), ProcessSet):  # type: ignore[misc]  # mypy knows the base class only
+    """The set of all ranks, which has ``mpi_comm``, too."""
+
+
+global_process_set.__class__ = _EveryRank  # the object stays the same, because adapters compare with it
+
+
+def add_process_set(process_set: Any) -> ProcessSet:
+    """Register a process set, given as a ProcessSet or as ranks, and return it; see ``ddlcore.api.add_process_set``."""
+    one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    return _core.add_process_set(one)  # type: ignore[return-value]  # the same object
+
+
 def _provider_of(comm: Any) -> Any:
     """Return the class that knows communicators such as ``comm``. Raises ValueError if no plugin does."""
     from ddlcore.plug.settings import settings_of
@@ -72,7 +85,7 @@ def register(given: Sequence[Any], comm: Any) -> None:
     on the ranks that pass a set twice, or the set of all ranks; the other sets are registered, and the job goes on.
     """
     if comm is not None and not isinstance(comm, (list, tuple, range)):
-        global_process_set.mpi_comm = comm  # type: ignore[attr-defined]  # as in Horovod, whose sets have it
+        global_process_set.mpi_comm = comm  # type: ignore[attr-defined]
     job = current_job()
     sets = [one if isinstance(one, _core.ProcessSet) else ProcessSet(one) for one in given]
     for one in sets:
@@ -83,7 +96,7 @@ def register(given: Sequence[Any], comm: Any) -> None:
     for place in range(max(map(len, everyones))):
         for ranks in (theirs[place] for theirs in everyones if place < len(theirs)):
             if ranks not in map(list, process_sets().values()):
-                add_process_set(_core.ProcessSet(ranks))
+                add_process_set(ranks)
     numbers = {tuple(ranks): number for number, ranks in process_sets().items()}
     seen = {global_process_set.process_set_id}
     twice = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,7 +37,7 @@ class Aggregation:
         self.process_set = process_set
         self.scale_local_gradients = scales
         self.counter: Any = None  # passes since the last reduction
-        self.locally_aggregated_grads: dict[int, Any] = {}  # by position: the sum so far
+        self.locally_aggregated_grads: dict[int, Any] = {}  # the sums so far, by position; see ``_key``
         self._own = LocalVariables(scale=False)
 
     def register_local_var(self, var: Any) -> None:
@@ -51,10 +51,12 @@ class Aggregation:
         """
         given = [self._dense(one) for one in grads]
         there = [at for at, one in enumerate(given) if one is not None]
-        self._make(given, there)
-        sums = [self.locally_aggregated_grads[at] for at in there]
+        keys = {at: self._key(at, vars[at]) for at in there}
+        self._make(given, keys)
+        sums = [self.locally_aggregated_grads[keys[at]] for at in there]
+        every = list(self.locally_aggregated_grads.values())  # also those that have no gradient in this pass
         first = tf.equal(tf.convert_to_tensor(self.counter.read_value()), 0)
-        with tf.control_dependencies(only_if(first, lambda: [one.assign(tf.zeros_like(one)) for one in sums])):
+        with tf.control_dependencies(only_if(first, lambda: [one.assign(tf.zeros_like(one)) for one in every])):
             added = [to.assign_add(given[at], read_value=True) for to, at in zip(sums, there)]
         with tf.control_dependencies([tf.convert_to_tensor(one) for one in added]):
             count = tf.convert_to_tensor(self.counter.assign_add(1, read_value=True))
@@ -94,14 +96,18 @@ class Aggregation:
             raise InvalidArgument("IndexedSlices need sparse_as_dense=True when `backward_passes_per_step` > 1")
         return tf.convert_to_tensor(gradient)
 
-    def _make(self, gradients: Sequence[Any], there: Sequence[int]) -> None:
+    def _key(self, at: int, variable: Any) -> int:
+        """Return the key of the sum to which the gradient at position ``at``, that of ``variable``, is added."""
+        return at
+
+    def _make(self, gradients: Sequence[Any], keys: Mapping[int, int]) -> None:
         with tf.init_scope():  # outside of a tf.function
             if self.counter is None:
                 self.counter = local_variable(0, "passes")
-            for at in there:
-                if at not in self.locally_aggregated_grads:
+            for at, key in keys.items():
+                if key not in self.locally_aggregated_grads:
                     zeros = tf.zeros(gradients[at].shape, gradients[at].dtype)
-                    self.locally_aggregated_grads[at] = local_variable(zeros, f"sum_{at}")
+                    self.locally_aggregated_grads[key] = local_variable(zeros, f"sum_{at}")
 
     def _reduced(self, totals: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         shared = [at for at, one in enumerate(variables) if not self._own.holds(one)]

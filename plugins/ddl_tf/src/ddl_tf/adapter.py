@@ -67,10 +67,10 @@ class TfAdapter(Adapter):
                 # As an array in the same memory, because TensorFlow has no DLPack of some of these types. Of a scalar,
                 # TensorFlow may make a number instead of an array.
                 array = np.asarray(tensor if tensor.shape.rank else tf.reshape(tensor, (1,)))
-                return _of_array(array.reshape(tuple(tensor.shape)))
+                return _of_array(array.reshape(tuple(tensor.shape.as_list())))
         if dtype is None or place is None:
             raise InvalidArgument(_objection(tensor))
-        shape = tuple(tensor.shape)
+        shape = tuple(tensor.shape.as_list())  # of numbers, also where TensorFlow 1's shapes have Dimensions
         count = 1
         for extent in shape:
             count *= extent
@@ -81,7 +81,7 @@ class TfAdapter(Adapter):
             isinstance(tensor, tf.Tensor)
             and not tf.is_symbolic_tensor(tensor)
             and _DTYPES.get(tensor.dtype) is like.dtype
-            and tuple(tensor.shape) == like.shape
+            and tuple(tensor.shape.as_list()) == like.shape
             and not like.element
             and ("CPU" in tensor.backing_device if like.device is CPU else self.gpu.place(tensor) is like.device)
         ):
@@ -89,7 +89,9 @@ class TfAdapter(Adapter):
         return super().address(tensor, like)
 
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
-        shape = tuple(like.shape if shape is None else shape)
+        if shape is None:
+            shape = like.shape if isinstance(like, np.ndarray) else like.shape.as_list()
+        shape = tuple(shape)
         if self._on_gpu(like):
             return self.gpu.empty(like, shape)
         carrier = carrier_of(like.dtype.name)
@@ -233,7 +235,7 @@ def _objection(tensor: Any) -> str:
         return (
             f"{tensor} is symbolic and has no values yet; call ddl_tf's functions, which add an operation to its graph"
         )
-    what = f"a tensor of shape {tuple(tensor.shape)}"
+    what = f"a tensor of shape {tuple(tensor.shape.as_list())}"
     if not is_carried(tensor.dtype):
         way = "tf.cast(tensor, ...) to one of them"
         return f"Tensor type {tensor.dtype.name} is not supported; ddl carries {known_types()}: pass {way}"

@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import signal
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from ddl_conform.c10d.calls import GroupCall, expected, make, start
 
 STEPS = 50  # before a rank is killed
+PATIENCE_S = 10.0  # for the others, after the loss of a rank
 REPEATED = 6  # a part of a program is repeated so often, so that it is replayed
 
 
@@ -88,7 +90,8 @@ def _compare(call: GroupCall, got: list[torch.Tensor], me: int) -> list[str]:
 
 def lose_a_rank(store: str, backend: str, rank: int, size: int) -> list[str]:
     """Repeat an allreduce until the last rank kills itself. Return what is wrong with the errors of the other ranks."""
-    dist.init_process_group(backend, store=dist.FileStore(store, size), rank=rank, world_size=size)
+    files = dist.FileStore(store, size)
+    dist.init_process_group(backend, store=files, rank=rank, world_size=size)
     tensor = torch.ones(100)
     try:
         for step in range(10_000):
@@ -97,6 +100,10 @@ def lose_a_rank(store: str, backend: str, rank: int, size: int) -> list[str]:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     except RuntimeError as error:
         named = f"rank {size - 1}" in str(error)
+        files.add("told", 1)
+        until_s = time.monotonic() + PATIENCE_S
+        while rank == 0 and files.add("told", 0) < size - 1 and time.monotonic() < until_s:
+            time.sleep(0.01)  # a backend may need rank 0 to tell the others
         return [] if named else [f"rank {rank}: the error does not name the rank that was killed: {error}"]
     return [f"rank {rank}: no error"]
 

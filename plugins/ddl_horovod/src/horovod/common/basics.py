@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddl_horovod import beginning
+from ddl_horovod import beginning, timelines
 from ddl_horovod.process_sets import ProcessSet
 
 from ddlcore import api
@@ -30,8 +30,8 @@ class HorovodBasics:
         beginning.init(comm, process_sets)
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
-        """Record a timeline from now on; see ``ddlcore.api.start_timeline``."""
-        api.start_timeline(file_path, mark_cycles)
+        """Record a timeline from now on; see ``ddl_horovod.timelines.start_timeline``."""
+        timelines.start_timeline(file_path, mark_cycles)
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
         return {number: list(ranks) for number, ranks in api.process_sets().items()}
@@ -39,7 +39,7 @@ class HorovodBasics:
     shutdown = staticmethod(api.shutdown)
     is_initialized = staticmethod(api.is_initialized)
     is_homogeneous = staticmethod(api.is_homogeneous)
-    stop_timeline = staticmethod(api.stop_timeline)
+    stop_timeline = staticmethod(timelines.stop_timeline)
     size = staticmethod(api.size)
     rank = staticmethod(api.rank)
     local_size = staticmethod(api.local_size)

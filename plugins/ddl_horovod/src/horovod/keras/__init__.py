@@ -8,22 +8,34 @@ from typing import Any
 from ddl_horovod.beginning import (
     init,
 )
-from ddl_tf import keras as _keras
-from ddl_tf.keras import (
+from ddl_horovod.keras_gradients import (
+    load_model,
+    reduces_in_compute_gradients,
+)
+from ddl_horovod.keras_values import (
     allgather,
     broadcast,
+    reducescatter,
+)
+from ddl_horovod.keras_values import (
+    allreduce as _allreduce,
+)
+from ddl_horovod.timelines import (
+    start_timeline,
+    stop_timeline,
+)
+from ddl_tf import keras as _keras
+from ddl_tf.keras import (
     broadcast_global_variables,
     ccl_built,
     cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
-    load_model,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
     nccl_built,
-    reducescatter,
     rocm_built,
 )
 
@@ -37,8 +49,6 @@ from ddlcore.api import (
     rank,
     shutdown,
     size,
-    start_timeline,
-    stop_timeline,
 )
 from ddlcore.types import (
     Adasum,
@@ -106,7 +116,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Any]] | None = None,
 ) -> Any:
     """Make ``optimizer`` step on reduced gradients, and return it; see ``ddl_tf.keras.DistributedOptimizer``."""
-    return _keras.DistributedOptimizer(
+    wrapped = _keras.DistributedOptimizer(
         optimizer,
         name,
         device_dense,
@@ -118,6 +128,7 @@ def DistributedOptimizer(
         num_groups=num_groups,
         groups=groups,
     )
+    return reduces_in_compute_gradients(wrapped)
 
 
 def PartialDistributedOptimizer(
@@ -135,7 +146,7 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Do the same, but keep the variables of ``local_layers`` local; see ``ddl_tf.keras.PartialDistributedOptimizer``."""
-    return _keras.PartialDistributedOptimizer(
+    wrapped = _keras.PartialDistributedOptimizer(
         optimizer,
         name,
         device_dense,
@@ -149,6 +160,7 @@ def PartialDistributedOptimizer(
         local_layers=local_layers,
         scale_local_gradients=scale_local_gradients,
     )
+    return reduces_in_compute_gradients(wrapped)
 
 
 def allreduce(
@@ -160,7 +172,7 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Return the values of all ranks combined, as a NumPy value. ``op`` takes precedence over ``average``."""
+    """Return the values of all ranks combined. ``op`` takes precedence over ``average``."""
     if op is None:
         op = Average if average is None or average else Sum
-    return _keras.allreduce(value, name, None, prescale_factor, postscale_factor, op, compression)
+    return _allreduce(value, name, None, prescale_factor, postscale_factor, op, compression)

@@ -44,11 +44,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ddl_tf.elastic import TensorFlowKerasState
+    from ddl_horovod.keras_states import TensorFlowKerasState
 
 
 def __getattr__(name: str) -> Any:
     """Import ``TensorFlowKerasState``, which needs Keras, when it is first used."""
     if name == "TensorFlowKerasState":
-        return import_module("ddl_tf.elastic").TensorFlowKerasState
+        return import_module("ddl_horovod.keras_states").TensorFlowKerasState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -56,8 +56,8 @@ class LocalGradientAggregationHelper(Aggregation):
         super().__init__(backward_passes_per_step, allreduce_func, *more)
         self.optimizer_type = optimizer_type
 
-    def _make(self, gradients: Sequence[Any], there: Sequence[int]) -> None:
-        super()._make(gradients, there)
+    def _make(self, gradients: Sequence[Any], keys: Mapping[int, int]) -> None:
+        super()._make(gradients, keys)
         if self.optimizer_type == self._OPTIMIZER_TYPE_KERAS and not tf.compat.v1.executing_eagerly_outside_functions():
             variables = [self.counter, *self.locally_aggregated_grads.values()]
             session = tf.compat.v1.keras.backend.get_session(op_input_list=())

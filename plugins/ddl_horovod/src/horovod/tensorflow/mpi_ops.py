@@ -5,7 +5,11 @@ from __future__ import annotations
 from ddl_horovod.beginning import (
     init,
 )
-from ddl_horovod.process_sets import ProcessSet
+from ddl_horovod.process_sets import ProcessSet, add_process_set
+from ddl_horovod.timelines import (
+    start_timeline,
+    stop_timeline,
+)
 from ddl_tf import (
     allgather,
     alltoall,
@@ -32,7 +36,6 @@ from ddl_tf import (
 )
 
 from ddlcore.api import (
-    add_process_set,
     cross_rank,
     cross_size,
     global_process_set,
@@ -44,8 +47,6 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
-    start_timeline,
-    stop_timeline,
 )
 from ddlcore.types import (
     Adasum,

@@ -7,7 +7,11 @@ from ddl_horovod.beginning import (
     init,
 )
 from ddl_horovod.choosing import with_adasum
-from ddl_horovod.process_sets import ProcessSet
+from ddl_horovod.process_sets import ProcessSet, add_process_set
+from ddl_horovod.timelines import (
+    start_timeline,
+    stop_timeline,
+)
 from ddl_horovod.torch_adasum import verb
 from ddl_torch import (
     allgather,
@@ -38,7 +42,6 @@ from ddl_torch import (
 )
 
 from ddlcore.api import (
-    add_process_set,
     barrier,
     cross_rank,
     cross_size,
@@ -53,8 +56,6 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
-    start_timeline,
-    stop_timeline,
     synchronize,
 )
 from ddlcore.types import (

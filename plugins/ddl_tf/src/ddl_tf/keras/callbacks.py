@@ -174,6 +174,7 @@ class LearningRateScheduleCallback(Callback):
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = 0
         self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self._scaling: tuple[Any, ...] = ()  # of a graph: what it is for, its factor, and the operation; see ``_scale``
 
     def on_train_begin(self, logs: Any = None) -> None:
         if not self.staircase and not self.steps_per_epoch:
@@ -207,9 +208,27 @@ class LearningRateScheduleCallback(Callback):
         if before == after:
             return
         _set_learning_rate(optimizer, after)
-        if self.momentum_correction and before:
-            for velocity in _velocities(optimizer, self.model):
-                _scale(velocity, after / before)
+        velocities = list(_velocities(optimizer, self.model)) if self.momentum_correction and before else []
+        if velocities:
+            self._scale(velocities, after / before)
+
+    def _scale(self, variables: list[Any], factor: float) -> None:
+        """Multiply ``variables`` by ``factor``.
+
+        In a graph, one operation does it, which is made once, because TensorFlow prepares the whole graph anew when it
+        has grown.
+        """
+        if tf.executing_eagerly():
+            for variable in variables:
+                variable.assign(variable * factor)
+            return
+        key = (tf.compat.v1.get_default_graph(), *map(identity, variables))
+        if not self._scaling or self._scaling[0] != key:
+            by = tf.compat.v1.placeholder(tf.float64, ())
+            self._scaling = key, by, tf.group(*[one.assign(one * tf.cast(by, one.dtype)) for one in variables])
+        _, by, scaled = self._scaling
+        session = tf.compat.v1.get_default_session() or tf.compat.v1.keras.backend.get_session()
+        session.run(scaled, {by: factor})
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -347,13 +366,6 @@ def _velocities(optimizer: Any, model: Any) -> Iterable[Any]:
             return []
         return [optimizer.get_slot(variable, "momentum") for variable in model.trainable_variables]
     return [v for v in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []) if v is not None]
-
-
-def _scale(variable: Any, factor: float) -> None:
-    if tf.executing_eagerly():
-        variable.assign(variable * factor)
-    else:
-        _keras.backend.set_value(variable, _keras.backend.get_value(variable) * factor)
 
 
 def _gathered(*numbers: float) -> list[tuple[float, ...]]:

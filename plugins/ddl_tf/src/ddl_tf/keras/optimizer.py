@@ -207,7 +207,7 @@ def _meet_aggregation(optimizer: Any, step: Step, method: str) -> None:
     has_own_aggregation = is_overridden(inner, method) or is_overridden(inner, "gradient_aggregator")
 
     def aggregate(bare: Callable[..., Any], grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        pairs = list(grads_and_vars) if step.reduced else _reduced(step, grads_and_vars)
+        pairs = list(grads_and_vars) if step.reduced else reduced_pairs(step, grads_and_vars)
         return bare(pairs) if has_own_aggregation else pairs  # Keras' own sums over tf.distribute's replicas
 
     def apply_gradients(
@@ -219,7 +219,7 @@ def _meet_aggregation(optimizer: Any, step: Step, method: str) -> None:
             if not has_own_apply or skips or step.reduced:
                 return bare(grads_and_vars, *args, **kwargs)
             with step.whole():
-                pairs = _reduced(step, grads_and_vars)
+                pairs = reduced_pairs(step, grads_and_vars)
                 with after(gradient for gradient, _ in pairs), step.with_reduced():
                     return bare(pairs, *args, **kwargs)
 
@@ -252,7 +252,11 @@ def variables_of(optimizer: Any) -> list[Any]:
     return list(variables() if callable(variables) and not isinstance(variables, list) else variables)
 
 
-def _reduced(step: Step, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def reduced_pairs(step: Step, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return gradients for the optimizer, reduced or left local, with their variables.
+
+    Nothing is written to a variable before all of them have arrived. Every member of the process set must call this.
+    """
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]
     reduced = step.reduce([gradient for gradient, _ in pairs], variables)
@@ -272,8 +276,11 @@ def _accumulating(
 ) -> Any:
     """Add up the gradients of several passes, and apply the sums in the last pass.
 
-    ``bare`` is tf_keras' own method ``apply_gradients``, which applies the sums.
+    ``bare`` is tf_keras' own method ``apply_gradients``, which applies the sums. Gradients that are reduced already are
+    applied.
     """
+    if step.reduced:
+        return bare(grads_and_vars, *args, **kwargs)
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]
     build = getattr(optimizer, "build", None)  # older optimizers create their variables outside of conditions

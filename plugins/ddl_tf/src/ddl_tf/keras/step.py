@@ -32,7 +32,7 @@ class Step:
         self.reduced = False  # whether the caller of the optimizer has reduced the gradients already
         self.applying = False  # whether ``apply_gradients`` of the optimizer runs
         self.calls = 0  # of ``reduce`` and ``accumulate``
-        self._divisor = passes if average_passes else 1
+        self.divisor = passes if average_passes else 1  # of the sums over the passes
         self._sums: dict[int, Any] = {}  # by variable: sums over the passes since the last step
         self._count: Any = None  # the number of passes since the last step
         self._torn = False  # whether an exception has separated a reduction from its update
@@ -122,7 +122,7 @@ class Step:
         count = self._count.assign_add(1)
 
         def last() -> None:
-            apply([None if total is None else divided(total.read_value(), self._divisor) for total in sums])
+            apply([None if total is None else divided(total.read_value(), self.divisor) for total in sums])
             for total in sums:
                 if total is not None:
                     total.assign(tf.zeros_like(total))

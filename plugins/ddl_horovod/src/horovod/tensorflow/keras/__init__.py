@@ -5,29 +5,37 @@ from __future__ import annotations
 from ddl_horovod.beginning import (
     init,
 )
-from ddl_horovod.process_sets import ProcessSet
-from ddl_tf.keras import (
-    DistributedOptimizer,
+from ddl_horovod.keras_gradients import (
+    load_model,
+    reducing_in_compute_gradients,
+)
+from ddl_horovod.keras_values import (
     allgather,
     allreduce,
     broadcast,
+    reducescatter,
+)
+from ddl_horovod.process_sets import ProcessSet, add_process_set
+from ddl_horovod.timelines import (
+    start_timeline,
+    stop_timeline,
+)
+from ddl_tf import keras as _keras
+from ddl_tf.keras import (
     broadcast_global_variables,
     ccl_built,
     cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
-    load_model,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
     nccl_built,
-    reducescatter,
     rocm_built,
 )
 
 from ddlcore.api import (
-    add_process_set,
     cross_rank,
     cross_size,
     global_process_set,
@@ -38,8 +46,6 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
-    start_timeline,
-    stop_timeline,
 )
 from ddlcore.types import (
     Average,
@@ -96,3 +102,5 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+DistributedOptimizer = reducing_in_compute_gradients(_keras.DistributedOptimizer)

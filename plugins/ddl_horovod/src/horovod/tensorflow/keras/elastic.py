@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ddl_tf.elastic import (
+from ddl_horovod.keras_states import (
+    KerasState,
     TensorFlowKerasState,
 )
 from ddl_tf.keras.elastic import (
     CommitStateCallback,
-    KerasState,
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
     run,

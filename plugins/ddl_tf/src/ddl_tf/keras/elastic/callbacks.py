@@ -90,11 +90,15 @@ class CommitStateCallback(Callback):
             for position in self._positions():
                 position.on_train_batch_end(batch, logs)
             self._left = self.batches_per_commit
-            self.state.commit()
+            self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for position in self._positions():
             position.on_epoch_end(epoch, logs)
+        self.commit()
+
+    def commit(self) -> None:
+        """Commit the state. A subclass may do more, before or after it."""
         self.state.commit()
 
     def _positions(self) -> list[Any]:
