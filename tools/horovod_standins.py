@@ -41,7 +41,7 @@ EPOCHS, STEPS, BATCHES = 4, 4, 20  # the most epochs and steps that `fit` gets, 
 MANY = 1000  # steps, from which on a loop is made shorter
 
 
-# Generated data, in memory and in files.
+# Functions that generate data, in memory and in files.
 
 
 def digits(count: int, seed: int) -> tuple[Any, Any]:
@@ -109,7 +109,7 @@ def write_words(path: Path, size: int = 31344016) -> None:
     write(size - write(0))
 
 
-# What is done to modules after their import, and what modules are made of.
+# Functions that change modules after their import, and the contents of modules that are made.
 
 
 def _keras_digits(module: Any) -> None:

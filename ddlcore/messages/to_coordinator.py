@@ -67,9 +67,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
 class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     """The message of a rank that leaves: by ``shutdown()``, at the end of its script, or because of an exception.
 
-    ``broken``: the rank's transport has failed, so the rank will not run buckets that the coordinator has already
-    announced. ``waited_s``: if the rank leaves ``init`` because other ranks have not called ``init``, how long the rank
-    has waited, in seconds; otherwise 0.
+    ``broken``: the rank's transport has failed, or the rank cannot go on, so the rank will not run buckets that the
+    coordinator has already announced. ``waited_s``: if the rank leaves ``init`` because other ranks have not called
+    ``init``, how long the rank has waited, in seconds; otherwise 0.
     """
 
     reason: str

@@ -250,10 +250,7 @@ class Job:
         return self._failure.error() if self._failure.given else None
 
     def has_shown_failure(self) -> bool:
-        """Return whether a user thread or an operation has got the error with which the job has failed.
-
-        Any thread may call this. ``failed_with`` itself counts.
-        """
+        """Return whether a user thread or an operation has got the error of the job; ``failed_with`` counts, too."""
         return self._failure.shown or self._failure.met
 
     def progress(self) -> tuple[int, int]:
@@ -335,6 +332,14 @@ class Job:
             )
 
     # --- end
+
+    def break_off(self, reason: str) -> None:
+        """Make this rank lost for the others at once, because it cannot go on for ``reason``. Any thread may call this.
+
+        Its operations raise DdlInternalError from now on, and it still knows its rank. No effect if the job has ended.
+        """
+        if self._started and not self.closed and not self.forked and not self._failure.given:
+            self._parts.break_off(reason, DdlInternalError(f"this rank has left the job, because it has {reason}"))
 
     def shutdown(
         self, reason: str = "called shutdown()", settle: bool = False, patience_s: float | None = None

@@ -163,7 +163,7 @@ class Parts:
             completion,
             DevicesInFlight(completion, self.meter, self.accelerators),
             self._failure,
-            self._transport_failed,
+            lambda error: self.break_off(f"its transport failed: {error}", error),
             self.meter,
             f"ddl-engine-{self.rank}",
             self._ranges(),
@@ -217,8 +217,7 @@ class Parts:
             raise DeadlineExceeded(f"init: {standing.refusal or why}")
         if standing.late:  # the deadline of another rank has passed
             raise DeadlineExceeded(f"init: {standing.refusal}")
-        # The coordinator that refuses this rank may end immediately, before this thread runs again, and then the loss
-        # of the connection is reported as well. The refusal came first and is the cause, so it is checked first.
+        # If the coordinator ends at once, the loss of the connection is reported as well, but the refusal is the cause.
         if standing.refusal:
             raise DdlInternalError(standing.refusal)
         if self._failure.given:
@@ -316,12 +315,12 @@ class Parts:
         def shown(during: str) -> BaseException:
             if not threading.current_thread().name.startswith("ddl-"):  # a user thread
                 self._failure.shown = True
-            self._failure.met = self._failure.met or bool(during)
+            if during:
+                self._failure.met = True
             return make(during)
 
-        # The order matters. The failure is given first, so that every thread that is woken below finds the reason. The
-        # dump is written before ``close``, which empties the list of pending operations. Pending operations fail before
-        # the transports are aborted: an abort may take a second, and waiting threads need not wait for the abort.
+        # The order matters: first the reason, which threads that are woken below look for; then the dump, before ``close``
+        # empties the list of pending operations; these fail before the transports are aborted, which may take a second.
         if not self._failure.give(shown):
             return
         self.flight.note("end", error=str(make("")))
@@ -332,8 +331,9 @@ class Parts:
         self.engine.post(self.engine.abandon)
         self.sets.abort()
 
-    def _transport_failed(self, error: BaseException) -> None:
-        self.outbox.say(Bye(f"its transport failed: {error}", broken=True))
+    def break_off(self, reason: str, error: BaseException) -> None:
+        """End the job for all ranks: here with ``error``, and on the others by the loss of this rank for ``reason``."""
+        self.outbox.say(Bye(reason, broken=True))
         self.end(lambda during: error)
 
     def leave(self, reason: str, patience_s: float) -> None:

@@ -83,7 +83,7 @@ def test():
 
 
 def test_the_other_host_has_a_name_of_its_own() -> None:
-    """Also in a list; a host whose name only begins like it keeps its name."""
+    """The name is replaced in a list of hosts, too. A host whose name only begins with 127.0.0.1 keeps its name."""
     assert horovod_launches._renamed("localhost:2,127.0.0.1:2") == "localhost:2,second-host:2"
     assert horovod_launches._renamed("127.0.0.1:1,127.0.0.11:1") == "second-host:1,127.0.0.11:1"
 
@@ -99,7 +99,7 @@ def test_what_a_discovery_script_prints_is_renamed(tmp_path: Path) -> None:
 
 
 def test_a_class_that_reads_hosts() -> None:
-    """As Horovod's tests use it: they set the function that returns what the script has printed."""
+    """Horovod's tests set the function of the class that returns what the script has printed."""
     found = horovod_launches._HostDiscoveryScript(None, "all")
     found._execute_discovery_script = lambda: "\na:2\n\nb\n"
     assert found.find_available_hosts_and_slots() == {"a": 2, "b": "all"}
@@ -108,7 +108,7 @@ def test_a_class_that_reads_hosts() -> None:
 @pytest.mark.long
 @pytest.mark.processes
 def test_a_checkout_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its launches in one process, a plain function in ranks, and what needs Ray not at all."""
+    """Tests that start jobs run in one process, a plain function runs in ranks, and tests that need Ray do not run."""
     (tmp_path / "test/integration/data").mkdir(parents=True)
     (tmp_path / "test/single").mkdir()
     (tmp_path / "test/integration/test_launch.py").write_text(LAUNCHES)

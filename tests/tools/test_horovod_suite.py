@@ -60,7 +60,7 @@ class OldTests(unittest.TestCase):
 
 
 def test_the_worst_rank_counts() -> None:
-    """And of equal ones that which is no echo of another's end."""
+    """Of two ranks with equal outcomes, the one counts whose error does not come from the end of another rank."""
     passed, echo, cause = (
         TestOutcome("t", "passed"),
         TestOutcome("t", "failed", "PeerLost"),
@@ -70,7 +70,7 @@ def test_the_worst_rank_counts() -> None:
 
 
 def test_the_table_has_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tests that cannot pass."""
+    """Each test that does not pass stands beside its reason, or beside its outcome if there is no reason."""
     monkeypatch.setattr(horovod_suite, "REASONS", {"test_old": "too old"})
     rows = {"A.test_old": TestOutcome("A.test_old", "failed"), "A.test_new": TestOutcome("A.test_new", "ended")}
     lines = markdown({"f.py": {**rows, "A.test_fine": TestOutcome("A.test_fine", "passed")}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import sys
@@ -98,9 +97,9 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
             if cause is None or barren >= _BARREN:
                 # The other ranks need this one, so it is lost for all of them, at once. If only the operations that need
                 # it failed, a framework could wrap their errors, and then nobody would know that they can be mended.
+                # A script that catches the error may still ask for its rank, for example to save a checkpoint.
                 state.is_torn = True
-                with contextlib.suppress(Exception):  # the error of the function is the one that counts
-                    job.shutdown(text, patience_s=0.0)
+                job.break_off(text)
                 raise
             if cause is not error:
                 log.info("elastic: rank %d %s", job.rank, text)

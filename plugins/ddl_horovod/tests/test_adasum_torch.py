@@ -290,7 +290,9 @@ def test_a_closure_and_a_compressor_work_with_the_optimizer() -> None:
 
 
 def test_hooks_see_the_parameters_of_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
-    """A hook is called once a step, after the reduction. A scheduler that was made before the wrapping still works."""
+    """Hooks are called once in each step, after the reduction. A scheduler that was created before the optimizer was
+    wrapped still works.
+    """
 
     def program(rank: int, job: Job) -> list[float]:
         x = torch.nn.Parameter(torch.zeros(1))

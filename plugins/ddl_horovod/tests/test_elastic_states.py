@@ -63,7 +63,7 @@ def test_of_torch() -> None:
 
 @pytest.mark.parametrize("name", KERAS_STATES)
 def test_of_keras(name: str) -> None:
-    """The same is true of each class for Keras."""
+    """Each class for Keras goes back in the same way."""
     module, _, name = name.rpartition(".")
     cls = getattr(importlib.import_module(module), name)
     assert run_world(2, lambda rank, job: of_keras(cls, rank)) == [[1.0, 20, 2.0, 21]] * 2

@@ -91,7 +91,7 @@ def test_every_flag_is_taken_or_answered(
 
 
 def test_the_table_has_every_flag_once() -> None:
-    """The table has no flag that horovodrun lacks, and each row says one thing."""
+    """Each flag in the table is a flag of horovodrun, and each row of the table has one effect."""
     listed = [*NATIVE, *(name for row in FLAGS for name in row.names)]
     assert sorted(listed) == sorted({flag.partition("=")[0] for flag in HOROVODRUN})
     for row in (*FLAGS, *VARIABLES, *SETTINGS_OF_NATIVE.values()):

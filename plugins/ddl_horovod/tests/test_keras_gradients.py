@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from horovod.keras import PartialDistributedOptimizer
 
-from ddlcore.errors import InvalidArgument
+from ddlcore.errors import InvalidArgument, PeerLost
 from ddlcore.testing import run_world
 
 tf_keras = pytest.importorskip("tf_keras", reason="legacy Keras is a package of its own")
@@ -95,6 +95,29 @@ def test_passes_are_added_up_and_counted(averages: bool, family: str, traced: bo
             for passes in range(1, 8)
         ]
         np.testing.assert_allclose(seen, expected)
+
+
+@FAMILIES
+def test_gradients_that_could_not_be_reduced_do_not_count(family: str) -> None:
+    """If the reduction fails, the next gradients that the script applies are reduced as usual."""
+
+    def play(rank: int, job: Any) -> float:
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS[family].SGD(1.0))
+        variable = tf.Variable([0.0])
+        step = vars(optimizer)["_ddl"]
+        reduce = step.reduce
+
+        def fail(*_: Any) -> Any:
+            raise PeerLost((1,), "it has ended")
+
+        step.reduce = fail
+        with pytest.raises(PeerLost):
+            optimizer.compute_gradients(lambda: (rank + 1.0) * variable, [variable])
+        step.reduce = reduce
+        optimizer.apply_gradients([(tf.constant([rank + 1.0]), variable)])
+        return float(variable[0])
+
+    assert run_world(2, play) == [-1.5, -1.5]
 
 
 @FAMILIES
@@ -201,7 +224,7 @@ def test_gradients_of_both_kinds_in_one_call_are_an_error(family: str) -> None:
 
 
 def test_sums_belong_to_variables() -> None:
-    """Passes with other variables, or without the gradient of one, do not mix or keep sums."""
+    """The variables may differ between passes, and a variable may have no gradient in a pass. The sums do not mix."""
 
     def play(rank: int, job: Any) -> list[list[float]]:
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["newer"].SGD(1.0), backward_passes_per_step=2)
@@ -272,7 +295,7 @@ def test_a_copy_computes_its_own_gradients() -> None:
 
 
 def test_keras_3_has_no_such_method() -> None:
-    """Its optimizers reduce in apply, as ddl_tf's do."""
+    """Optimizers of Keras 3 reduce gradients in ``apply``, as they do with ddl_tf."""
 
     def play(rank: int, job: Any) -> float:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)

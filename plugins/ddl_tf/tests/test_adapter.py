@@ -70,7 +70,7 @@ def test_a_range_can_be_entered_whether_a_profiler_runs_or_not() -> None:
 
 
 def test_shapes_of_tensorflow_1() -> None:
-    """Their extents are Dimensions, not numbers; so it is in a program that disables the behaviour of TensorFlow 2."""
+    """In a program that has disabled the behaviour of TensorFlow 2, a shape consists of Dimension objects, not numbers."""
 
     def play(rank: int) -> None:
         tensor = tf.fill([2, 3], rank + 1.0)

@@ -213,6 +213,30 @@ def test_others_go_on_after_an_error_of_one_rank(error: BaseException, waits: st
     assert ElasticThreads(3, play).play() == {0: 2, 1: error, 2: 2}
 
 
+@pytest.mark.parametrize("error", [ValueError("once"), KeyboardInterrupt()])
+def test_a_script_that_catches_its_error_may_ask_for_its_rank(error: BaseException) -> None:
+    """It may want to save a checkpoint on rank 0. Its collectives say that it has left the job."""
+
+    def play(place: int) -> tuple[int, int]:
+        @run
+        def train(state: Any) -> tuple[int, int]:
+            ddl.barrier()
+            if place == 1 and ddl.size() == 3:
+                raise error
+            ddl.allreduce(np.ones(1), name="x")
+            return ddl.rank(), ddl.size()
+
+        try:
+            return train(ObjectState())
+        except (ValueError, KeyboardInterrupt):
+            with pytest.raises(DdlInternalError, match="this rank has left the job, because it has raised"):
+                ddl.allreduce(np.ones(1), name="y")
+            return ddl.rank(), ddl.size()
+
+    results = ElasticThreads(3, play).play()
+    assert results[1] == (1, 3) and sorted([results[0], results[2]]) == [(0, 2), (1, 2)]
+
+
 def test_an_error_of_ones_own_is_raised_although_another_rank_has_raised_it_before() -> None:
     """All ranks have the same fault. The last one raises it in the first world, too, instead of entering a second one."""
     raised = threading.Barrier(2)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-Addresses = Mapping[str, Sequence[tuple[str, int]]]  # by network interface
+Addresses = Mapping[str, Sequence[tuple[str, int]]]  # hosts and ports, by the name of a network interface
 _NUMBER_BYTES = 32
 _DIGEST_BYTES = 32
 _LARGEST_BYTES = 4096
@@ -88,7 +88,9 @@ class ComputeService:
                 self._changed.notify_all()
 
     def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what ``request`` asks for. Return the answer, or None if it has not happened within the time of the request.
+        """Carry out ``request``, and return the answer. Return None if a wait ends without what was waited for.
+
+        The request says how long it may wait, in seconds.
 
         Raises ValueError, KeyError or TypeError, whose text the client is sent, if the request cannot be answered.
         """

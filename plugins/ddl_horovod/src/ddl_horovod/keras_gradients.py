@@ -52,13 +52,15 @@ class ComputedGradients:
     def compute(self, bare: Callable[..., Any], *args: Any, **kwargs: Any) -> Pairs:
         """Return the gradients that ``bare`` computes with these arguments, reduced, with their variables."""
         pairs = list(bare(*args, **kwargs))
-        self._waiting_here().update(_by_identity(pairs))
         if self._aggregation is None:
-            return reduced_pairs(self._step, pairs)
-        self._step.calls += 1  # also in a pass that reduces nothing
-        variables = [variable for _, variable in pairs]
-        sums = self._aggregation.compute_gradients([gradient for gradient, _ in pairs], variables)
-        return list(zip(sums, variables, strict=True))
+            pairs = reduced_pairs(self._step, pairs)
+        else:
+            self._step.calls += 1  # also in a pass that reduces nothing
+            variables = [variable for _, variable in pairs]
+            sums = self._aggregation.compute_gradients([gradient for gradient, _ in pairs], variables)
+            pairs = list(zip(sums, variables, strict=True))
+        self._waiting_here().update(_by_identity(pairs))  # not before: after a failure, nothing is reduced
+        return pairs
 
     def aggregate(self, bare: Callable[..., Any], grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
         """Reduce gradients by ``bare``, unless they were computed here: a loss scaler calls this before it applies them."""
@@ -95,7 +97,8 @@ class ComputedGradients:
         return result
 
     def forget_passes(self) -> None:
-        """Begin the present sums of several passes again."""
+        """Begin the present sums of several passes again. Gradients that were computed in another world do not count."""
+        self._waiting.clear()
         if self._aggregation is not None and self._aggregation.counter is not None:
             self._aggregation.counter.assign(0)
 
@@ -143,10 +146,11 @@ def _by_identity(pairs: Pairs) -> Variables:
 class _AggregationOfOptimizer(Aggregation):
     """The sums of an optimizer of Keras, which belong to variables, as its calls may have different ones."""
 
-    _held: dict[int, Any]  # the variables, so that no other object gets the identity of one
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._held: Variables = {}  # so that no other object gets the identity of a variable
 
     def _key(self, at: int, variable: Any) -> int:
-        self._held = getattr(self, "_held", {})
         self._held[identity(variable)] = variable
         return identity(variable)
 

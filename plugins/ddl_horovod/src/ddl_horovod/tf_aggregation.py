@@ -62,7 +62,8 @@ class Aggregation:
             count = tf.convert_to_tensor(self.counter.assign_add(1, read_value=True))
         with tf.control_dependencies([count]):
             totals = [tf.convert_to_tensor(one.read_value()) for one in sums]
-        due = tf.equal(count, self.backward_passes_per_step)
+        # A pass that was due may have had no gradient at all; then the next one is.
+        due = tf.greater_equal(count, self.backward_passes_per_step)
         results = (
             tf.cond(due, lambda: self._reduced(totals, [vars[at] for at in there]), lambda: totals) if there else []
         )

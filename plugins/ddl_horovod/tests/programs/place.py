@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 # What a script reads before it imports anything.
 told = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
@@ -18,17 +19,14 @@ if hvd.rank() == 0:
     average = float(arrays.allreduce(np.full(1, 8.0), "gradient")[0])
 last = join()
 settings = {name: current_job().settings[name] for name in ("fusion_bytes", "stall_warning_s", "join_average")}
-print(
-    json.dumps(
-        {
-            "told": told,
-            "rank": hvd.rank(),
-            "size": hvd.size(),
-            "average": average,
-            "settings": settings,
-            "last": last,
-        }
-    ),
-    flush=True,
-)
+found = {
+    "told": told,
+    "rank": hvd.rank(),
+    "size": hvd.size(),
+    "average": average,
+    "settings": settings,
+    "last": last,
+}
+sys.stdout.write(f"{json.dumps(found)}\n")  # in one piece, because both ranks may have the same pipe
+sys.stdout.flush()
 hvd.shutdown()
