@@ -48,10 +48,10 @@ $(VENV)/.made: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUG
 	@$(BIN)/python -c 'import sys; sys.version_info < (3, 13) or print("MXNet is left out: it needs numpy 1.26, which has no wheel for this Python")'
 	@touch $@
 
-.venv-demo/.made: pyproject.toml constraints.txt plugins/ddl_torch/pyproject.toml
+.venv-demo/.made: pyproject.toml constraints.txt plugins/ddl_shm/pyproject.toml plugins/ddl_torch/pyproject.toml
 	$(NEED_PYTHON)
-	@echo "creating .venv-demo with $$($(PYTHON) --version): ddlcore, ddl-torch, $(TORCH), scikit-learn"
-	$(PYTHON) $(ENVIRONMENT) .venv-demo $(PINNED) $(TORCH) -e . -e plugins/ddl_torch scikit-learn
+	@echo "creating .venv-demo with $$($(PYTHON) --version): ddlcore, ddl-shm, ddl-torch, $(TORCH), scikit-learn"
+	$(PYTHON) $(ENVIRONMENT) .venv-demo $(PINNED) $(TORCH) -e . -e plugins/ddl_shm -e plugins/ddl_torch scikit-learn
 	@touch $@
 
 demo: $(DEMO)/.made

@@ -63,6 +63,7 @@ class Provider:
     api_version: tuple[int, int] = (2, 0)  # version of the plugin contract for which the target was written
     suite: str = ""  # "module:Class" of the target's suite for `ddl conform`; empty: the standard suite of its kind
     suite_over: str = ""  # what the suite uses instead of hardware or software that a machine may not have
+    machine_code: str = ""  # "module:name" of a MachineCode that is compiled before the ranks start
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import os
 import threading
 from typing import Any
 
+__all__ = ["OwnThread", "on_own_thread"]
+
 _started: dict[OwnThread, None] = {}  # adding and removing one key is atomic
 
 

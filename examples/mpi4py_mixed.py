@@ -1,6 +1,6 @@
 """Mixes a program's own calls of MPI, through mpi4py, with ddl's: both work on the same ranks.
 
-pip install . './plugins/ddl_mpi[mpich]' ./plugins/ddl_torch
+pip install . ./plugins/ddl_shm './plugins/ddl_mpi[mpich]' ./plugins/ddl_torch
 ddl run -np 4 --backend mpi python examples/mpi4py_mixed.py
 mpirun -np 4 python examples/mpi4py_mixed.py
 """

@@ -1,6 +1,6 @@
 """Splits the ranks with an mpi4py communicator; each part of the ranks is a world of its own for ddl.
 
-pip install . './plugins/ddl_mpi[mpich]' ./plugins/ddl_torch
+pip install . ./plugins/ddl_shm './plugins/ddl_mpi[mpich]' ./plugins/ddl_torch
 ddl run -np 4 --backend mpi python examples/mpi4py_subcomm.py
 mpirun -np 4 python examples/mpi4py_subcomm.py
 """

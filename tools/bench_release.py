@@ -29,8 +29,8 @@ from ddl_conform.pretend_tensors import PretendTensor, stream
 from ddl_conform.pretend_transport import PretendTransport
 from ddl_conform.pretend_world import PRETEND, pretend_registry
 from ddl_doctor.bench.pipe import told
+from ddl_shm.transport import ShmTransport
 
-from ddlcore.builtin.shm.transport import ShmTransport
 from ddlcore.hooks import TransportProvider
 from ddlcore.plug.registry import Distribution
 from ddlcore.runtime.device.routes import Commit

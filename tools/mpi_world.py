@@ -18,7 +18,7 @@ from ddlcore.launch.ranks.environment import (
     thread_variables,
     usable_cores,
 )
-from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.launch.ranks.warmup import compile_kernels, machine_code_of
 from ddlcore.plug.settings import settings_of
 
 __all__ = ["mpi_words", "run_under_mpiexec", "what_is_missing"]
@@ -39,7 +39,7 @@ def run_under_mpiexec(size: int, command: Sequence[str], environ: Mapping[str, s
     mpiexec ends all ranks when one fails; its output is not marked by rank.
     """
     settings, registry = settings_of(environ)
-    compile_kernels(lambda text: print(text, file=sys.stderr), settings.text("cache_dir"))
+    compile_kernels(machine_code_of(registry), lambda text: print(text, file=sys.stderr), settings.text("cache_dir"))
     server, _ = open_network(size, settings, registry, lambda text: print(text, file=sys.stderr))
     try:
         shared = shared_environment(environ, thread_variables(environ, usable_cores(), size))

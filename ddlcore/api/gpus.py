@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 
 from ddlcore.api.world import current_job
-from ddlcore.builtin.nvml import LIBRARY, DriverError, load_nvml, shown
 
 __all__ = ["Gpus", "installed_gpus", "local_device", "local_gpu", "log_once", "visible_gpus"]
 
@@ -55,6 +54,8 @@ def visible_gpus(gpus: Gpus, environ: Mapping[str, str]) -> int:
 
     A MIG instance that the process sees counts as one GPU.
     """
+    from ddlcore.builtin.nvml import shown  # here, because few ranks ask for GPUs
+
     return len(shown(environ.get(VISIBLE), gpus.uuids, gpus.parts, gpus.divided))
 
 
@@ -134,10 +135,12 @@ def installed_gpus() -> Gpus:
 
     If the driver is missing or does not answer, the result has no GPUs, and its ``problem`` says why.
     """
+    from ddlcore.builtin.nvml import LIBRARY, DriverError, load_nvml  # here, because few ranks ask for GPUs
+
     try:
         driver = load_nvml()
     except (DriverError, AttributeError) as error:
-        return _silent(error)
+        return _silent(LIBRARY, error)
     except OSError:
         count = _listed()
         if not count:
@@ -149,13 +152,13 @@ def installed_gpus() -> Gpus:
         parts = tuple(part for _, _, mine in found for part in mine)
         return Gpus(driver.driver(), names, uuids, parts, tuple(i for i, (_, _, mine) in enumerate(found) if mine))
     except (DriverError, AttributeError) as error:
-        return _silent(error)
+        return _silent(LIBRARY, error)
     finally:
         driver.close()
 
 
-def _silent(error: Exception) -> Gpus:
-    return Gpus(problem=f"the NVIDIA driver does not answer ({LIBRARY}: {error}); try nvidia-smi")
+def _silent(library: str, error: Exception) -> Gpus:
+    return Gpus(problem=f"the NVIDIA driver does not answer ({library}: {error}); try nvidia-smi")
 
 
 def _listed() -> int:

@@ -16,51 +16,6 @@ from ddlcore.hooks import (
     TunerProvider,
     hookimpl,
 )
-from ddlcore.types import Knob
-
-HIERARCHICAL_SETTINGS = (
-    Setting(
-        "hierarchical_chunk_bytes",
-        int,
-        1 << 20,
-        "across hosts: how much is reduced within a host, crosses, and is spread at a time, in bytes",
-        minimum=4096,
-        group="performance",
-    ),
-    Setting(
-        "hierarchical_shares",
-        int,
-        2,
-        "across hosts: how many ranks of each host send and receive, each a share; 0: as many as every host has",
-        minimum=0,
-        group="performance",
-    ),
-)
-
-
-HIERARCHICAL_KNOBS = (
-    Knob("hierarchical_chunk_bytes", 64 << 10, 16 << 20, logarithmic=True, reopens=True, doc="what crosses at a time"),
-    Knob("hierarchical_shares", choices=(1, 2, 4), reopens=True, doc="ranks of a host that cross"),
-)
-SHM_SETTINGS = (
-    Setting(
-        "shm_chunk_bytes",
-        int,
-        0,
-        "in shared memory: how much a rank publishes at a time, in bytes, a power of two from 32768 to 1048576; "
-        "0: by the numbers of ranks and cores",
-        minimum=0,
-        group="performance",
-    ),
-)
-SHM_KNOBS = (
-    Knob(
-        "shm_chunk_bytes",
-        choices=(0, 32 << 10, 64 << 10, 128 << 10, 256 << 10),
-        reopens=True,
-        doc="what is published at a time",
-    ),
-)
 
 
 @hookimpl
@@ -96,13 +51,12 @@ def ddl_tuners() -> list[TunerProvider]:
 def ddl_transports() -> list[TransportProvider]:
     """Return the providers of the built-in transports.
 
-    There is a transport for one rank, one for threads of a process, one for processes of a host, and one that combines
-    two other transports to connect several hosts.
+    There is a transport for one rank, and one for threads of a process. Plugins have the others.
     """
     return [
         TransportProvider(
             name="solo",
-            target="ddlcore.builtin.solo:SoloTransport",
+            target="ddlcore.contracts.solo:SoloTransport",
             doc="a world of one rank",
             priority=100,
             sizes=(1, 1),
@@ -113,26 +67,6 @@ def ddl_transports() -> list[TransportProvider]:
             doc="ranks that are threads of one process",
             in_process=True,
             sizes=(2, None),
-        ),
-        TransportProvider(
-            name="shm",
-            target="ddlcore.builtin.shm.transport:ShmTransport",
-            doc="shared memory among the processes of one host",
-            platforms=("linux",),
-            priority=50,
-            one_host=True,
-            sizes=(2, None),
-            settings=SHM_SETTINGS,
-            knobs=SHM_KNOBS,
-        ),
-        TransportProvider(
-            name="hierarchical",
-            target="ddlcore.builtin.hierarchical.transport:HierarchicalTransport",
-            doc="one transport within the hosts, another across them: LOCAL+CROSS",
-            composes=True,
-            sizes=(2, None),
-            settings=HIERARCHICAL_SETTINGS,
-            knobs=HIERARCHICAL_KNOBS,
         ),
     ]
 

@@ -1,8 +1,11 @@
 """The extension points: base classes and data types for plugins that add transports, adapters, launchers and more."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ddlcore.contracts.adapter import Adapter
-from ddlcore.contracts.bench import BenchPeer
-from ddlcore.contracts.check import Check, Finding, HostView, Matrix, Seen
 from ddlcore.contracts.cluster import Cluster, RankInfo, Surroundings
 from ddlcore.contracts.communicators import Communicators
 from ddlcore.contracts.compressor import Compressor
@@ -24,6 +27,10 @@ from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Plan, Prepared, Transport, Work
 from ddlcore.contracts.tuner import Knob, Tuner
 from ddlcore.text.installing import pip_install
+
+if TYPE_CHECKING:
+    from ddlcore.contracts.bench import BenchPeer
+    from ddlcore.contracts.check import Check, Finding, HostView, Matrix, Seen
 
 __all__ = [
     "API_VERSION",
@@ -73,3 +80,13 @@ __all__ = [
 ]
 
 API_VERSION = (2, 0)  # plugins built for another major version are refused; docs/plugins.md lists what changed
+
+# What no rank needs: imported at its first use.
+_LATE = {"BenchPeer": "bench", **dict.fromkeys(("Check", "Finding", "HostView", "Matrix", "Seen"), "check")}
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of the names in ``_LATE``."""
+    if name in _LATE:
+        return getattr(import_module(f"ddlcore.contracts.{_LATE[name]}"), name)
+    raise AttributeError(f"module 'ddlcore.contracts' has no attribute {name!r}")

@@ -6,12 +6,12 @@ counts, numbers of types and operations) or float64 (scales).
 
 from __future__ import annotations
 
-from ddlcore.kernels.functions import FUNCTIONS
-from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack, write
+from ddlcore.contracts.machine_code.cpu import CPU
+from ddlcore.contracts.machine_code.intrinsics import compiled, copy, outside, read, stack, write
 from ddlcore.kernels.loops import WIDE_LEFT, WIDE_OUT
 from ddlcore.types import DType
 
-_cast, _combine = outside("ddl_cast"), outside("ddl_combine")
+_cast, _combine = outside(CPU, "ddl_cast"), outside(CPU, "ddl_combine")
 
 BLOCK = 2048  # elements; two blocks of 8 bytes each fit the first-level cache
 BLOCK_BYTES = 8 * BLOCK
@@ -111,7 +111,7 @@ def _scale_one(source: int, target: int, count: int, dtype: int, prescale: float
         at += n
 
 
-@compiled(FUNCTIONS["ddl_reduce"])
+@compiled(CPU.functions["ddl_reduce"])
 def ddl_reduce(
     sources: int, n: int, target: int, count: int, dtype: int, op: int, prescale: float, scale: float
 ) -> int:
@@ -134,7 +134,7 @@ def ddl_reduce(
     return 0
 
 
-@compiled(FUNCTIONS["ddl_convert"])
+@compiled(CPU.functions["ddl_convert"])
 def ddl_convert(
     addresses: int, counts: int, n: int, dtype: int, flat: int, wire: int, scale: float, unpack: int
 ) -> int:
@@ -171,7 +171,7 @@ def _mixed(state: int, word: int) -> int:
     return product ^ ((product >> 29) & LOW_35)
 
 
-@compiled(FUNCTIONS["ddl_digest"])
+@compiled(CPU.functions["ddl_digest"])
 def ddl_digest(addresses: int, sizes: int, n: int, out: int) -> int:
     """Compute a 64-bit digest of each of ``n`` memory ranges. Return 0.
 

@@ -7,7 +7,8 @@ import struct
 from collections.abc import Callable, Sequence
 
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.kernels.code import load
+from ddlcore.contracts.machine_code.cpu import CPU
+from ddlcore.contracts.machine_code.loading import load
 from ddlcore.types import DType, ReduceOp
 
 _FUNCTIONS = ("_convert", "_digest", "_mean", "_reduce", "_widen")
@@ -39,7 +40,7 @@ class CpuKernels(Kernels):
             self._load()
 
     def _load(self) -> None:
-        code = load(self._cache_dir)
+        code = load(CPU, self._cache_dir)
         vars(self).update({name: code.function(f"ddl{name}") for name in _FUNCTIONS})
 
     def __getattr__(self, name: str) -> Callable[..., int]:

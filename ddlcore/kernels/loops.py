@@ -29,8 +29,8 @@ from ddlcore.contracts.elements import (
     splat,
     vector,
 )  # fmt: skip
-from ddlcore.kernels.functions import FUNCTIONS
-from ddlcore.kernels.intrinsics import cgutils, compiled, inline, types
+from ddlcore.contracts.machine_code.cpu import CPU
+from ddlcore.contracts.machine_code.intrinsics import cgutils, compiled, inline, types
 from ddlcore.types import DType, ReduceOp
 
 WIDTH = 32  # elements per iteration: a multiple of every machine's vector length, enough to hide latency
@@ -209,7 +209,7 @@ def _convert(typing: Any, source: Any, s: Any, target: Any, t: Any, count: Any, 
     return types.void(*[types.int64] * 5, types.float64), codegen
 
 
-@compiled(FUNCTIONS["ddl_combine"])
+@compiled(CPU.functions["ddl_combine"])
 def ddl_combine(
     dtype: int,
     op: int,
@@ -232,7 +232,7 @@ def ddl_combine(
     return 0
 
 
-@compiled(FUNCTIONS["ddl_cast"])
+@compiled(CPU.functions["ddl_cast"])
 def ddl_cast(source: int, s: int, target: int, t: int, count: int, scale: float) -> int:
     """Compute target[i] (of type ``t``) = scale * source[i] (of type ``s``) for ``count`` elements. Return 0.
 

@@ -6,11 +6,11 @@ counts, numbers of types) or float64 (scales).
 
 from __future__ import annotations
 
+from ddlcore.contracts.machine_code.cpu import CPU
+from ddlcore.contracts.machine_code.intrinsics import compiled, copy, outside, read, stack, write
 from ddlcore.kernels.bucket import BLOCK, BLOCK_BYTES, I64, ITEMSIZE
-from ddlcore.kernels.functions import FUNCTIONS
-from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack, write
 
-_cast = outside("ddl_cast")
+_cast = outside(CPU, "ddl_cast")
 
 LOW = 0xFFFFFFFF
 LOW_SIZE = 4294967296.0  # 2^32
@@ -49,7 +49,7 @@ def _quotient(high: int, low: int, divisor: int) -> int:
     return quotient
 
 
-@compiled(FUNCTIONS["ddl_widen"])
+@compiled(CPU.functions["ddl_widen"])
 def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) -> int:
     """Multiply each element by ``scale``, and write it to ``target`` as one or two int64 numbers. Return 0.
 
@@ -78,7 +78,7 @@ def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) ->
     return 0
 
 
-@compiled(FUNCTIONS["ddl_mean"])
+@compiled(CPU.functions["ddl_mean"])
 def ddl_mean(source: int, target: int, count: int, dtype: int, divisor: int, scale: float) -> int:
     """Convert sums to means of type ``dtype``. Return 0.
 

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution that has it
-    "transport": {"gloo": "ddl-gloo", "mpi": "ddl-mpi", "nccl": "ddl-nccl"},
+    "transport": {
+        "gloo": "ddl-gloo",
+        "hierarchical": "ddl-shm",
+        "mpi": "ddl-mpi",
+        "nccl": "ddl-nccl",
+        "shm": "ddl-shm",
+    },
     "adapter": {"torch": "ddl-torch", "tensorflow": "ddl-tf", "keras": "ddl-tf", "mxnet": "ddl-mxnet"},
     "kernels": {  # by kind of device
         "cuda": "ddl-nccl",
@@ -24,9 +30,12 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
     },
     "setting": {
         "dashboard": "ddl-dashboard",
+        "hierarchical_chunk_bytes": "ddl-shm",
+        "hierarchical_shares": "ddl-shm",
         "metrics_address": "ddl-prometheus",
         "metrics_port": "ddl-prometheus",
         "sample_ms": "ddl-doctor",
+        "shm_chunk_bytes": "ddl-shm",
         "top": "ddl-dashboard",
     },
     "watch": {"dashboard": "ddl-dashboard", "top": "ddl-dashboard"},

@@ -16,8 +16,6 @@ from ddlcore.config.table import SETTINGS
 from ddlcore.contracts import (
     API_VERSION,
     Adapter,
-    BenchPeer,
-    Check,
     Cluster,
     Communicators,
     Compressor,
@@ -56,6 +54,8 @@ from ddlcore.text.nearest import nearest
 if TYPE_CHECKING:
     import click
 
+    from ddlcore.contracts import BenchPeer, Check
+
 P = TypeVar("P", bound=Provider)
 log = logging.getLogger("ddl")
 
@@ -78,6 +78,10 @@ class Refusal(NamedTuple):
     kind: str  # word for the kind of the provider; "": the whole plugin is refused
     reason: str  # what is wrong and what to do
     off: bool = False  # excluded by the user's allow or deny list, so this is not a problem
+
+
+def _off(refusal: Refusal) -> str:
+    return f"{refusal.origin} is off: {refusal.reason}"
 
 
 class PluginKind(Generic[P]):
@@ -137,13 +141,13 @@ class Registry:
     kernels = PluginKind(KernelsProvider, "kernels", "ddl_kernels", DeviceRuntime)
     fusion_policies = PluginKind(FusionProvider, "fusion policy", "ddl_fusion_policies")  # any class with its method
     tuners = PluginKind(TunerProvider, "tuner", "ddl_tuners", Tuner)
-    checks = PluginKind(CheckProvider, "check", "ddl_checks", Check)
+    checks = PluginKind(CheckProvider, "check", "ddl_checks", "ddlcore.contracts.check:Check")
     compressors = PluginKind(CompressorProvider, "compressor", "ddl_compressors", Compressor)
     clusters = PluginKind(ClusterProvider, "cluster", "ddl_clusters", Cluster)
     launchers = PluginKind(LauncherProvider, "launcher", "ddl_launchers", Launcher)
     discoveries = PluginKind(DiscoveryProvider, "host discovery", "ddl_discoveries", HostDiscovery)
     communicators = PluginKind(CommunicatorsProvider, "library of communicators", "ddl_communicators", Communicators)
-    bench_peers = PluginKind(BenchPeerProvider, "bench peer", "ddl_bench_peers", BenchPeer)
+    bench_peers = PluginKind(BenchPeerProvider, "bench peer", "ddl_bench_peers", "ddlcore.contracts.bench:BenchPeer")
     commands = PluginKind(CommandProvider, "command", "ddl_cli", "click:Command", is_object=True)
     watches = PluginKind(WatchProvider, "watch", "ddl_watches", "ddlcore.launch.job.watch:Watch")
     observers = PluginKind(ObserverProvider, "observer", "ddl_observers", "ddlcore.process.observers:RankObserver")
@@ -176,12 +180,14 @@ class Registry:
         if name in table:
             return table[name]
         known = ALIASES.get(kind.word, {})
+        left_out = self.left_out(name)
         what_next = f"there are {', '.join(sorted(table)) or 'none'}"
         if name in known:
-            what_next = f"install it: {pip_install(known[name])}"
+            what_next = self.off(known[name]) or f"install it: {pip_install(known[name])}"
+            left_out = left_out.replace(f"; {what_next}", "")
         elif near := nearest(name, {*table, *known}):
             what_next = f"did you mean '{near}'?"
-        raise PluginError(f"no {kind.word} is called '{name}'; {what_next}{self.left_out(name)}")
+        raise PluginError(f"no {kind.word} is called '{name}'; {what_next}{left_out}")
 
     def transport(self, name: str) -> TransportProvider:
         """Return the provider of the transport called ``name``. Raises PluginError if there is none, see ``named``."""
@@ -219,8 +225,17 @@ class Registry:
 
         Return "" if no plugin or provider of this name was refused or excluded.
         """
-        off = [f"{one.origin} is off: {one.reason}" for one in self.refusals if one.off and one.name == name]
+        off = [_off(one) for one in self.refusals if one.off and one.name == name]
         return "".join(f"; {line}" for line in [*(one for one in self.problems if f"'{name}'" in one), *off])
+
+    def off(self, distribution: str) -> str:
+        """Return why the user's lists exclude ``distribution``, such as "ddl-shm"; "" if they do not exclude it."""
+        return next((_off(one) for one in self.refusals if one.off and one.origin.name == distribution), "")
+
+    def transports_off(self) -> str:
+        """Return text that says which known distributions with transports are excluded, for the end of a message."""
+        lines = map(self.off, dict.fromkeys(ALIASES["transport"].values()))
+        return "".join(f"; {line}" for line in lines if line)
 
     # --- one provider
 

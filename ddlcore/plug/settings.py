@@ -64,8 +64,7 @@ def absent_setting(name: str, registry: Registry) -> str:
     plugin = ALIASES["setting"].get(name, "")
     if not plugin or any(row.name == name for row in _rows(registry)):
         return ""
-    off = [f"{one.origin} is off: {one.reason}" for one in registry.refusals if one.off and one.origin.name == plugin]
-    return off[0] if off else f"install it: {pip_install(plugin)}"
+    return registry.off(plugin) or f"install it: {pip_install(plugin)}"
 
 
 def warn_of_misspelt(environ: Mapping[str, str], registry: Registry) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlcore.builtin.solo import QueuedSolo
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.device import DeviceRuntime
 from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.solo import QueuedSolo
 from ddlcore.contracts.transport import Transport
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.backend import AUTO, SOLO, STAGED_ON_HOST

@@ -11,7 +11,7 @@ from typing import Protocol
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
 from ddlcore.contracts.transport import Context, Transport
-from ddlcore.errors import DdlInternalError
+from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.runtime.buffers import FusionBuffers
 from ddlcore.runtime.routes import Route
 from ddlcore.threads import OwnThread
@@ -47,13 +47,22 @@ class Opener:
     address: str = ""  # see Context.address
     generation: int = 0  # how often communicators were opened anew: each time needs fresh keys in the store
 
-    def open(self, set_id: int, ranks: tuple[int, ...], begin: Callable[[Transport], None]) -> Communicator:
+    def open(
+        self,
+        set_id: int,
+        ranks: tuple[int, ...],
+        begin: Callable[[Transport], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> Communicator:
         """Open the communicator of process set ``set_id``, whose members are ``ranks``.
 
-        ``begin`` is called with the transport before the transport connects, so that the caller can abort it.
+        ``begin`` is called with the transport before the transport connects, so that the caller can abort it. ``check``
+        is called twice a second before that, and ends the call by an error. Raises TransportError if this rank chooses
+        another route than the first of ``ranks``.
         """
         members = tuple(self.members[r] for r in ranks)
         route = self.route(members)
+        self._compare(route, set_id, ranks, check)
         transport = self.build(route)
         begin(transport)
         context = self.context(ranks, self.part(f"set{set_id}"), f"process set {set_id}")
@@ -65,6 +74,21 @@ class Opener:
         if self.rank == ranks[0]:
             log.info("process set %d of %d ranks: transport %s (%s)", set_id, len(ranks), route.name, route.reason)
         return Communicator(set_id, ranks, context.rank, transport, FusionBuffers(transport), route)
+
+    def _compare(self, route: Route, set_id: int, ranks: tuple[int, ...], check: Callable[[], None]) -> None:
+        """Compare the route with that of the first rank: ranks of two routes would wait for each other in vain."""
+        if len(ranks) == 1:
+            return
+        key = f"{self.part(f'set{set_id}')}.route"
+        if self.rank == ranks[0]:
+            self.store.set(key, route.name.encode())
+            return
+        theirs = self.store.get_checked(key, self.timeout_s, check).decode()
+        if theirs != route.name:
+            raise TransportError(
+                f"process set {set_id}: rank {ranks[0]} takes the transport {theirs}, and rank {self.rank} takes "
+                f"{route.name}; install the same plugins on both hosts (`ddl info`), or name one by --backend"
+            )
 
     def part(self, name: str) -> str:
         """Return ``name`` with the number of this generation of communicators appended.
@@ -169,7 +193,7 @@ class ProcessSets:
         Only the engine's thread may call this.
         """
         if self.opener.rank in ranks:
-            communicator = self.opener.open(set_id, ranks, self._begin)
+            communicator = self.opener.open(set_id, ranks, self._begin, self._check)
             with self._lock:
                 self._opening = None
                 self._open[set_id] = communicator
@@ -182,6 +206,10 @@ class ProcessSets:
             aborted = self._aborted
         if aborted:
             transport.abort()
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise TransportError("the job was aborted while a communicator was opened")
 
     def remove(self, set_id: int) -> None:
         """Close the communicator of process set ``set_id``, and forget the set.

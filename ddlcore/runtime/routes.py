@@ -35,6 +35,9 @@ class Offers(Protocol):
     def missing(self, provider: TransportProvider) -> str:
         """Return why the transport of ``provider`` cannot be used in this process; "" if it can be used."""
 
+    def transports_off(self) -> str:
+        """Return text about plugins with transports that the user has switched off, for the end of a message."""
+
 
 @dataclass(frozen=True)
 class Route:
@@ -164,13 +167,15 @@ class _Chooser:
         usable = [p for p in fitting if not self._offers.missing(p)]
         if not usable:
             wanted = "; ".join(f"{p.name}: {self._offers.missing(p)}" for p in fitting)
+            kind = "one that spans hosts" if len(self._ranks) > 1 else "one for the ranks of a host"
             raise TransportError(
                 "no installed transport serves these ranks"
-                + (f" ({wanted})" if wanted else "; across hosts install one that spans them (`ddl info` lists them)")
+                + (f" ({wanted})" if wanted else f"; install {kind} (`ddl info` prints the commands)")
+                + self._offers.transports_off()
             )
         best = max(usable, key=_preference)
         local = self._best_local()
-        if len(self._ranks) == 1 or self._one_a_host or best.spans_devices or local is None:
+        if len(self._ranks) == 1 or self._one_a_host or best.spans_devices or local is None or not self._composers():
             return Route(best, self._where())
         return self._compose(local, best, self._where())
 
@@ -179,10 +184,16 @@ class _Chooser:
         return max((p for p in local if not self._offers.missing(p)), key=_preference, default=None)
 
     def _compose(self, local: TransportProvider, cross: TransportProvider, reason: str) -> Route:
-        composers = [p for p in self._offers.transports.values() if p.composes and not self._offers.missing(p)]
+        composers = self._composers()
         if not composers:
-            raise TransportError(f"nothing installed composes {local.name} with {cross.name}; use one of them")
+            raise TransportError(
+                f"nothing installed composes {local.name} with {cross.name}; use one of them, or install what does "
+                f"(`ddl info` prints the command){self._offers.transports_off()}"
+            )
         return Route(max(composers, key=_preference), reason, (Route(local, reason), Route(cross, reason)))
+
+    def _composers(self) -> list[TransportProvider]:
+        return [p for p in self._offers.transports.values() if p.composes and not self._offers.missing(p)]
 
     @property
     def _one_a_host(self) -> bool:

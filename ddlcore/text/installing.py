@@ -20,6 +20,8 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 _CORE = "ddlcore"
+_NEEDED = "ddl-shm"  # the distributions of ddl need it, but for these
+_ALONE = {_CORE, "ddl-dashboard", "ddl-doctor", "ddl-prometheus"}
 _CLONE = "  # in a clone of ddl"  # a comment: a shell ignores it, so the line can be copied whole
 _COMMAND = re.compile(r"pip install [^;`(\n]*")
 # A requirement after `pip install` that may be a distribution of ddl, with its extras, version and quotes.
@@ -53,12 +55,14 @@ def as_installed(text: str, *, absolute: bool = False) -> str:
     - An index: ``text`` is unchanged.
 
     If a distribution is already installed and pip has recorded its source, that source is used in place of ddlcore's.
+    If the distribution on which most of ddl's distributions depend is not installed, the command installs it as well.
     If ``absolute`` is true, paths are absolute, because the text is for another host.
     """
     begin = text.find("pip install ")
     if begin < 0:
         return text
-    commands = _REQUIREMENT.sub(partial(_replaced, absolute), text[begin:])
+    commands = _COMMAND.sub(partial(_with_needed, absolute), text[begin:])
+    commands = _REQUIREMENT.sub(partial(_replaced, absolute), commands)
     if _CLONE in commands:
         commands = _COMMAND.sub(_with_comment_at_end, commands.replace(_CLONE, "\0"))
     return text[:begin] + commands
@@ -72,6 +76,19 @@ def _with_comment_at_end(command: re.Match[str]) -> str:
 def _replaced(absolute: bool, found: re.Match[str]) -> str:
     name, extras, version = found["name"], found["extras"] or "", found["version"] or ""
     return _words(name, extras, version, absolute) or found.group()
+
+
+def _with_needed(absolute: bool, command: re.Match[str]) -> str:
+    """Add what the distributions of ddl in ``command`` need, if it may be missing and an index would be asked for it."""
+    words, names = command.group(), [found["name"] for found in _REQUIREMENT.finditer(command.group())]
+    if _NEEDED in names or _source(_NEEDED) is not None:
+        return words
+    # A distribution that is not of ddl, or comes from an index, keeps its name; a folder of wheels is the only source.
+    new = (_words(name, "", "", absolute) for name in names if name not in _ALONE and _source(name) is None)
+    if all(one is None or one.startswith("--no-index") for one in new):
+        return words
+    end = words.rstrip()
+    return f"{end} {_NEEDED}{words[len(end) :]}"
 
 
 def _words(name: str, extras: str, version: str, absolute: bool) -> str | None:

@@ -97,16 +97,21 @@ def tools() -> dict[str, list[Source]]:
 def allowed(package: str) -> set[str]:
     """The packages that ``package`` may import beside ddlcore: those of its distribution, and of those it offers to bring.
 
-    A distribution offers to bring another one by an optional dependency.
+    A distribution offers to bring another one by an optional dependency, or by one on the exact version. Another
+    dependency is only for the user, who is to have both.
     """
     packages = _packages()
     home = _home(packages[package])
     brought = {
         re.split(r"[^\w-]", one)[0].replace("-", "_")
-        for asked in _project(home).get("optional-dependencies", {}).values()
+        for asked in (_exact(home), *_project(home).get("optional-dependencies", {}).values())
         for one in asked
     }
     return {name for name, sources in packages.items() if _home(sources) in {home, *brought}}
+
+
+def _exact(home: str) -> list[str]:
+    return [one for one in _project(home)["dependencies"] if "==" in one]
 
 
 def _home(sources: Sequence[Source]) -> str:

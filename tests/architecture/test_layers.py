@@ -24,7 +24,8 @@ OWN = ""  # the files of a room that are in none of its folders
 FOLDERS = {
     "api": ({OWN}, {"elastic"}),
     "runtime": ({OWN}, {"device"}),
-    "builtin": ({OWN}, {"hierarchical", "shm", "tuners"}),
+    "builtin": ({OWN}, {"tuners"}),
+    "contracts": ({"cache"}, {"machine_code"}, {OWN}),
     "process": (
         {"accelerators", "environment", "world_place", "build", "observers", "compressors", "verification", "search"},
         {"pulses"},
@@ -49,7 +50,7 @@ FOLDERS = {
     ),
 }
 HEIGHT = {(room, one): at for room, layers in FOLDERS.items() for at, folders in enumerate(layers) for one in folders}
-OPEN_TO_PLUGINS = {"contracts", "hooks", "types", "errors", "api", "testing"}
+OPEN_TO_PLUGINS = {"contracts", "hooks", "types", "errors", "threads", "api", "testing"}
 ONLY_HERE = {"pluggy": {"ddlcore.hooks", "ddlcore.plug.loader"}}
 
 
@@ -142,7 +143,7 @@ def _reached(module: str, uses: dict[str, set[str]]) -> set[str]:
 
 
 def test_plugins_use_the_doors_only() -> None:
-    """A plugin imports contracts, hooks, types, errors, api and testing of ddlcore, and no plugin that it does not bring."""
+    """A plugin imports contracts, hooks, types, errors, threads, api and testing of ddlcore, and no plugin that it does not bring."""
     wrong = []
     for package, sources in plugins().items():
         others = set(plugins()) - allowed(package)

@@ -163,7 +163,7 @@ THEIR_WORDS = {
     "examples/plugins/ddl_jax/src/ddl_jax/dlpack.py": {"lane"},
     "plugins/ddl_nccl/src/ddl_nccl/cuda/kernels.py": {"lane"},  # CUDA's: a thread of a warp
     "plugins/ddl_nccl/src/ddl_nccl/cuda/primitives.py": {"lane"},
-    "ddlcore/builtin/hierarchical/layout.py": {"by_host"},  # ranks by their host
+    "plugins/ddl_shm/src/ddl_shm/hierarchical/layout.py": {"by_host"},  # ranks by their host
 }
 
 

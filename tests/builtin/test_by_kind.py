@@ -11,8 +11,8 @@ from ddl_conform.group import TransportGroup
 
 import ddlcore as ddl
 from ddlcore.builtin.by_kind import ByKindTransport
-from ddlcore.builtin.solo import SoloTransport
 from ddlcore.builtin.threads import ThreadsTransport
+from ddlcore.contracts.solo import SoloTransport
 from ddlcore.contracts.transport import Capabilities, Context, Transport
 from ddlcore.errors import TransportError
 from ddlcore.kernels.cpu import CpuKernels

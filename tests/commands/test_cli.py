@@ -9,6 +9,7 @@ import pytest
 from ddlcore.commands import provided
 from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
+from ddlcore.errors import PluginError
 from ddlcore.hooks import CommandProvider
 from ddlcore.launch.job.launcher import JobDescription
 from ddlcore.plug import Distribution, Registry
@@ -92,7 +93,10 @@ def test_flags_win_over_environment_over_file_over_default(
         (["-np", "2", "--hostfile", "absent", "true"], "--hostfile absent: No such file"),
         (["-np", "2", "--launcher", "pigeon", "-H", "h:2", "true"], "no launcher is called 'pigeon'; there are "),
         (["-np", "2", "--backend", "nonsense", "true"], "no transport is called 'nonsense'"),
-        (["-np", "2", "--plugins-off", "ddl-nccl", "--backend", "nccl", "true"], "plugins/ddl_nccl; ddl-nccl"),
+        (
+            ["-np", "2", "--plugins-off", "ddl-nccl", "--backend", "nccl", "true"],
+            "no transport is called 'nccl'; ddl-nccl 0.1.0 is off",
+        ),
         (["-np", "2", "--compression", "fp61", "true"], "no compressor is called 'fp61'; did you mean 'fp16'?"),
         (["-np", "2", "--tuner", "gird", "true"], "no tuner is called 'gird'; did you mean 'grid'?"),
         (["-np", "2", "--overlap", "onn", "true"], "--overlap: 'onn' is not one of auto, on, off"),
@@ -174,13 +178,14 @@ def test_a_misspelt_command_is_answered(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_command_whose_package_is_not_there(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says how to get it, as for transports."""
+    """It says why, as for transports: the package is off; one that is not installed has the command that installs it."""
     monkeypatch.setenv("DDL_PLUGINS_OFF", "ddl-doctor")
     assert main([command, "--help"]) == 2
     out, err = capsys.readouterr()
     assert not out and len(err.splitlines()) == 1
-    assert err.startswith(f"ddl {command}: no command is called '{command}'; install it: pip install ")
-    assert "ddl_doctor" in err
+    assert err.startswith(f"ddl {command}: no command is called '{command}'; ddl-doctor 0.1.0 is off: DDL_PLUGINS_OFF")
+    with pytest.raises(PluginError, match=f"no command is called '{command}'; install it: pip install .*ddl_doctor"):
+        Registry().named(Registry.commands, command)
     assert main([command[:-1]]) == 2
     assert f"did you mean '{command}'?" in capsys.readouterr().err
 

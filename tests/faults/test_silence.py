@@ -17,6 +17,7 @@ import pytest
 
 from ddlcore.launch.ranks.warmup import compile_kernels
 from tests.faults.silence import DEADLINE_S, Case, Result, pause_all, play
+from tests.kernels.compiled import ALL_CODE
 from tests.launch.starting import ranks_that_wrote
 
 pytestmark = [
@@ -52,7 +53,7 @@ STALLED = "DeadlineExceeded: stalled for more than"
 
 @pytest.fixture(scope="module", autouse=True)
 def _kernels_are_compiled() -> None:
-    compile_kernels(print, "")
+    compile_kernels(ALL_CODE, print, "")
 
 
 def check(case: Case, result: Result) -> None:

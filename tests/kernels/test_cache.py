@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from ddlcore.contracts import cache
-from ddlcore.kernels import code
-from ddlcore.kernels.code import compile_all
+from ddlcore.contracts.machine_code import loading
+from ddlcore.contracts.machine_code.code import MachineCode
+from ddlcore.contracts.machine_code.cpu import CPU
+from ddlcore.launch.ranks.warmup import compile_all
+from tests.kernels.compiled import ALL_CODE
 
 ROOT = Path(__file__).resolve().parents[2]
 USE = """
@@ -33,11 +38,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A compiler that takes no time; the list grows with each use."""
     uses: list[int] = []
 
-    def compile_object() -> bytes:
+    def compile_object(code: object) -> bytes:
         uses.append(1)
         return b"machine code"
 
-    monkeypatch.setattr("ddlcore.kernels.compile.compile_object", compile_object)
+    monkeypatch.setattr("ddlcore.contracts.machine_code.compile.compile_object", compile_object)
     return uses
 
 
@@ -165,8 +170,8 @@ def test_directories_on_the_way_are_ours_alone(tmp_path: Path) -> None:
 def test_compiled_once_with_one_line(tmp_path: Path, fake: list[int]) -> None:
     """The first compile_all says so in one line and takes time; the second does and says nothing."""
     said: list[str] = []
-    assert compile_all(said.append, str(tmp_path)) > 0
-    assert compile_all(said.append, str(tmp_path)) == 0
+    assert compile_all(ALL_CODE[:1], said.append, str(tmp_path)) > 0
+    assert compile_all(ALL_CODE[:1], said.append, str(tmp_path)) == 0
     assert len(said) == len(fake) == 1
     assert str(tmp_path) in said[0]
     assert "\n" not in said[0]
@@ -175,16 +180,16 @@ def test_compiled_once_with_one_line(tmp_path: Path, fake: list[int]) -> None:
 def test_says_when_it_cannot_keep(fake: list[int]) -> None:
     """Without a place the line says which setting helps, and the next process compiles again."""
     said: list[str] = []
-    compile_all(said.append, "/dev/null/nowhere")
+    compile_all(ALL_CODE[:1], said.append, "/dev/null/nowhere")
     assert "DDL_CACHE_DIR" in said[0]
-    compile_all(said.append, "/dev/null/nowhere")
+    compile_all(ALL_CODE[:1], said.append, "/dev/null/nowhere")
     assert len(fake) == 2
 
 
 def test_those_who_come_together_compile_once(tmp_path: Path, fake: list[int]) -> None:
     """Eight threads find an empty cache at the same time; one compiles, the others get its file."""
     got: list[bytes] = []
-    threads = [threading.Thread(target=lambda: got.append(code.obtain(str(tmp_path))[0])) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: got.append(loading.obtain(CPU, str(tmp_path))[0])) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -209,13 +214,43 @@ def test_another_process_is_waited_for(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_name_follows_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file of numba code decides the cache file's name, so that no stale code is loaded."""
-    compiled = {path.name for path in Path(code.__file__).parent.glob("*.py") if "@compiled" in path.read_text()}
-    assert compiled <= set(code.SOURCES)
-    before = code.file_name()
-    monkeypatch.setattr(code, "SOURCES", code.SOURCES[1:])
-    assert code.file_name() != before
+@pytest.mark.parametrize("name", ALL_CODE)
+def test_all_that_compiled_modules_import_is_a_source(name: str) -> None:
+    """Also constants: else stale code would be loaded after a change of them. numba and llvmlite count by their versions."""
+    code = MachineCode.named(name)
+    here, package = name.partition(":")[0], MachineCode.__module__.rpartition(".")[0]
+    known = {*code.modules, *code.also, here, *(f"{package}.{one}" for one in ("code", "cpu", "intrinsics"))}
+    seen: set[str] = set()
+    todo = list(code.modules)
+    while todo:
+        seen.add(module := todo.pop())
+        text = Path(str(find_spec(module).origin)).read_text()  # type: ignore[union-attr]  # it is installed
+        found = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.module}
+        ours = {one for one in found if one.startswith("ddl")}
+        assert ours <= known, module
+        todo += [one for one in ours - seen if one in {*code.modules, *code.also}]
+    assert seen >= {*code.modules}
+
+
+def test_name_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a module, also of one that only another's functions need, and the arguments change the file's name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = []
+    for text in ("one", "two"):
+        (tmp_path / "ddl_source_of_code.py").write_text(f"x = {text!r}")
+        used = MachineCode({"f": "q"}, (), ("ddl_source_of_code",))
+        names += [loading.file_name(used), loading.file_name(MachineCode({"g": "q"}, (), uses=(used,)))]
+    names.append(loading.file_name(MachineCode({"f": "qq"}, (), ("ddl_source_of_code",))))
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_absent_is_named() -> None:
+    """A name without machine code, and a source that is not installed."""
+    with pytest.raises(ImportError, match="types:DType is no MachineCode"):
+        MachineCode.named("ddlcore.types:DType")
+    for name in ("ddlcore.nowhere", "sys"):
+        with pytest.raises(ImportError, match=f"{name}, a source of machine code"):
+            loading.file_name(MachineCode({}, (name,)))
 
 
 def _use(environment: dict[str, str], root: Path = ROOT) -> str:
@@ -250,8 +285,8 @@ def _copy_of_the_package(tmp_path: Path) -> Path:
 def test_read_only_site_packages(tmp_path: Path) -> None:
     """A package that cannot be written to: its kernels come from the user's cache, without numba."""
     (tmp_path / "home" / ".cache" / "ddl").mkdir(parents=True, mode=0o700)
-    image, _ = code.obtain()
-    cache.keep(code.file_name(), image, iter([tmp_path / "home" / ".cache" / "ddl"]))
+    image, _ = loading.obtain(CPU)
+    cache.keep(loading.file_name(CPU), image, iter([tmp_path / "home" / ".cache" / "ddl"]))
     root = _copy_of_the_package(tmp_path)
     before = sorted(root.rglob("*"))
     try:

@@ -31,7 +31,7 @@ def _assembly(dtype: DType) -> str:
     import llvmlite.binding as llvm
     from llvmlite import ir
 
-    from ddlcore.kernels.compile import target_machine
+    from ddlcore.contracts.machine_code.compile import target_machine
     from ddlcore.kernels.loops import combine_loop
 
     module: Any = ir.Module()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddlcore.launch.ranks.warmup import compile_kernels
+from tests.kernels.compiled import ALL_CODE
 from tests.launch.starting import DDL, Begin, Ddl, environment
 
 AFTER_THE_END_S = 20.0  # a condition may come true after the end of `ddl`, by what it has started
@@ -19,7 +20,7 @@ AFTER_THE_END_S = 20.0  # a condition may come true after the end of `ddl`, by w
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_are_compiled() -> None:
     """Else the first test to start Python ranks would wait for them, and some measure time."""
-    compile_kernels(print, "")
+    compile_kernels(ALL_CODE, print, "")
 
 
 @pytest.fixture

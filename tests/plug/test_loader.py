@@ -55,7 +55,7 @@ def test_builtin_parts_come_through_the_hooks() -> None:
     assert "numpy" in registry.adapters
     assert "threshold" in registry.fusion_policies
     assert set(registry.compressors) >= {"none", "fp16", "bf16"}
-    assert registry.distribution(registry.transports["shm"]).name == "ddlcore"
+    assert registry.distribution(registry.transports["threads"]).name == "ddlcore"
 
 
 def test_an_installed_plugin_is_found(site: Site) -> None:
@@ -159,10 +159,10 @@ def test_what_a_plugin_prints_is_no_part_of_our_output(site: Site, capsys: pytes
 
 
 def test_a_builtin_name_cannot_be_taken(site: Site) -> None:
-    """A plugin that calls its transport shm does not replace the built-in one."""
-    site.install("aaa-shm", GOOD.replace("pigeon", "shm"))
+    """A plugin that calls its transport solo does not replace the built-in one."""
+    site.install("aaa-solo", GOOD.replace("pigeon", "solo"))
     registry = site.load()
-    assert registry.transports["shm"].target.startswith("ddlcore.builtin.shm")
+    assert registry.transports["solo"].target.startswith("ddlcore.contracts.solo")
     assert "ddlcore" in registry.problems[0]
 
 
@@ -201,7 +201,7 @@ def test_the_allow_list_loads_nothing_else(site: Site) -> None:
     site.install("ddl-other", "raise RuntimeError")
     registry = site.load(plugins="ddl-pigeon")
     assert registry.problems == []
-    assert {"pigeon", "shm"} <= set(registry.transports)
+    assert {"pigeon", "solo"} <= set(registry.transports)
 
 
 @pytest.mark.parametrize("setting", ["plugins", "plugins_off"])

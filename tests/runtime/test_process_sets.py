@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from ddl_conform.store import ThreadStore
 
-from ddlcore.builtin.solo import SoloTransport
-from ddlcore.errors import DdlInternalError
+from ddlcore.builtin.threads import ThreadsTransport
+from ddlcore.contracts.solo import SoloTransport
+from ddlcore.contracts.transport import Context
+from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.hooks import TransportProvider
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.runtime.process_sets import Opener, ProcessSets, abort_all
@@ -80,6 +82,44 @@ def test_the_route_is_known_while_a_communicator_is_opened_anew() -> None:
     assert sets.routes() == {}
     with pytest.raises(DdlInternalError, match="process set 0 has no open communicator"):
         sets.transports(0)
+
+
+def opening(rank: int, route: str, store: ThreadStore) -> ProcessSets:
+    """The process sets of one of two ranks on a host, which takes ``route``, and whose transport connects at once."""
+
+    class Instantly(ThreadsTransport):
+        def open(self, context: Context) -> None:
+            self.context = context
+
+    members = (Member(0, 0), Member(1, 0))
+    taken = Route(TransportProvider(route, f"x:{route}"), "auto")
+    return ProcessSets(
+        Opener(rank, members, store, CpuKernels(), {}, 30.0, lambda members: taken, lambda route: Instantly())
+    )
+
+
+def test_ranks_of_different_routes_do_not_wait_for_each_other() -> None:
+    """As where one host lacks a plugin. Each set is compared, and each time anew."""
+    store = ThreadStore()
+    first, second = opening(0, "shm", store), opening(1, "gloo", store)
+    first.add(0, (0, 1))
+    expected = r"process set 0: rank 0 takes the transport shm, and rank 1 takes gloo; .*`ddl info`"
+    with pytest.raises(TransportError, match=expected):
+        second.add(0, (0, 1))
+    second.add(1, (1,))  # alone
+    same = opening(1, "shm", store)
+    same.add(0, (0, 1))
+    first.reopen(replace(opening(0, "gloo", store).opener, generation=1))
+    with pytest.raises(TransportError, match="rank 0 takes the transport gloo, and rank 1 takes shm"):
+        same.reopen(replace(same.opener, generation=1))
+
+
+def test_an_abort_ends_the_comparison() -> None:
+    """The first rank may never come."""
+    sets = opening(1, "shm", ThreadStore())
+    sets.abort()
+    with pytest.raises(TransportError, match="aborted while a communicator was opened"):
+        sets.add(0, (0, 1))
 
 
 @pytest.mark.parametrize("end", ["abort", "close"])

@@ -197,10 +197,25 @@ def test_auto_says_what_is_missing_across_hosts() -> None:
     """What is installed and lacks something is named with its line; without any, where to look."""
     with pytest.raises(TransportError, match=r"ucx: no_such_module_at_all not installed; pip install ucx"):
         route("auto", TWO_HOSTS, registry_of("solo", "shm", "hierarchical", "ucx"))
-    with pytest.raises(TransportError, match=r"install one that spans them \(`ddl info` lists them\)"):
+    with pytest.raises(TransportError, match=r"install one that spans hosts \(`ddl info` prints the commands\)"):
         route("auto", TWO_HOSTS, registry_of("solo", "shm", "hierarchical"))
 
 
-def test_auto_does_without_a_local_transport() -> None:
-    """Where the platform has none, the cross-host one serves all ranks alike."""
-    assert route("auto", TWO_HOSTS, registry_of("gloo", "hierarchical")).name == "gloo"
+def test_auto_says_what_is_missing_on_a_host() -> None:
+    """The core alone has no transport between processes."""
+    with pytest.raises(TransportError, match=r"install one for the ranks of a host \(`ddl info` prints the commands\)"):
+        route("auto", ONE_HOST, registry_of("solo", "threads"))
+
+
+@pytest.mark.parametrize("names", [("gloo", "hierarchical"), ("gloo", "shm")])
+def test_auto_does_without_parts(names: tuple[str, ...]) -> None:
+    """Without a transport within hosts, or without one that composes two, the cross-host one serves all ranks alike."""
+    assert route("auto", TWO_HOSTS, registry_of(*names)).name == "gloo"
+
+
+def test_what_was_asked_for_needs_what_composes() -> None:
+    """The message says where the command is."""
+    with pytest.raises(
+        TransportError, match=r"nothing installed composes shm with gloo.*`ddl info` prints the command"
+    ):
+        route("shm+gloo", TWO_HOSTS, registry_of("shm", "gloo"))

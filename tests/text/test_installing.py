@@ -36,11 +36,12 @@ class Pretended:
 def came_from(monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
     """A function that sets what pip has recorded for ddlcore and, by name, for others that are installed; None: nothing.
 
-    A text is taken as it is.
+    A text is taken as it is, but "absent" means that the distribution is not installed.
     """
 
     def record(ddlcore: Any = None, **others: Any) -> None:
-        known = {"ddlcore": ddlcore, **{name.replace("_", "-"): source for name, source in others.items()}}
+        known = {"ddlcore": ddlcore, "ddl-shm": None, **{name.replace("_", "-"): one for name, one in others.items()}}
+        known = {name: source for name, source in known.items() if source != "absent"}
 
         def pretended(name: str) -> Pretended:
             if name not in known:
@@ -194,7 +195,7 @@ def test_a_source_tree_on_the_module_path(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(installing, "distribution", absent)
     installing._source.cache_clear()
-    assert pip_install("ddl-mpi") == "pip install ./plugins/ddl_mpi"
+    assert pip_install("ddl-mpi") == "pip install ./plugins/ddl_mpi ./plugins/ddl_shm"
     assert pip_install("ddlcore[tune]") == "pip install '.[tune]'"
     installing._source.cache_clear()
 
@@ -207,6 +208,37 @@ def test_the_folders_of_this_clone_exist(came_from: Record, monkeypatch: pytest.
         said = pip_install(name.replace("_", "-"))
         assert said == f"pip install ./plugins/{name}"
         assert os.path.isdir(said.split()[-1])
+
+
+def test_what_it_needs_comes_from_the_same_place(came_from: Record, clone: Path, tmp_path: Path) -> None:
+    """pip would ask an index for it otherwise, where somebody else may have published a package of that name."""
+    (clone / "plugins/ddl_shm").mkdir()
+    (clone / "plugins/ddl_shm/pyproject.toml").touch()
+    came_from({"url": clone.as_uri(), "dir_info": {}}, ddl_shm="absent")
+    assert pip_install("ddl-mpi[m]") == "pip install './plugins/ddl_mpi[m]' ./plugins/ddl_shm"
+    assert pip_install("ddl-shm") == "pip install ./plugins/ddl_shm"
+    assert as_installed("none; pip install ddl-mpi torch (or more); pip install ddl-shm ddl-mpi") == (
+        "none; pip install ./plugins/ddl_mpi torch ./plugins/ddl_shm (or more); "
+        "pip install ./plugins/ddl_shm ./plugins/ddl_mpi"
+    )
+    assert pip_install("ddlcore[tune]") == "pip install '.[tune]'"
+    assert pip_install("ddl-mine") == "pip install ddl-mine"
+    came_from({"url": clone.as_uri(), "dir_info": {}}, ddl_shm="absent", ddl_mpi=None)
+    assert pip_install("ddl-mpi") == "pip install ./plugins/ddl_mpi"  # it is installed, and so is what it needs
+    came_from({"url": (tmp_path / "gone").as_uri(), "dir_info": {}}, ddl_shm="absent")
+    assert pip_install("ddl-mpi") == f"pip install ./plugins/ddl_mpi ./plugins/ddl_shm{CLONE}"
+    came_from({"url": "https://host/d.git", "vcs_info": {"vcs": "git", "commit_id": "a"}}, ddl_shm="absent")
+    both = (
+        f"'{name} @ git+https://host/d.git@a#subdirectory=plugins/{name.replace('-', '_')}'"
+        for name in ("ddl-tf", "ddl-shm")
+    )
+    assert pip_install("ddl-tf") == f"pip install {' '.join(both)}"
+    for wheel in ("ddl_tf", "ddl_shm"):
+        (tmp_path / f"{wheel}-0.1.0-py3-none-any.whl").touch()
+    came_from({"url": (tmp_path / "ddlcore-0.1.0-py3-none-any.whl").as_uri(), "archive_info": {}}, ddl_shm="absent")
+    wheels = [f"{tmp_path}/{name}-0.1.0-py3-none-any.whl" for name in ("ddl_tf", "ddl_shm")]
+    assert pip_install("ddl-tf") == f"pip install {' '.join(wheels)}"
+    assert pip_install("ddl-mpi") == f"pip install --no-index --find-links {tmp_path} ddl-mpi"
 
 
 def test_plugins_reach_it_through_the_contracts() -> None:

@@ -114,7 +114,7 @@ README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding=
 
 def test_the_first_commands_are_those_of_the_readme() -> None:
     """What installs ddl from a clone, and the example with what it prints."""
-    assert install_command(README)[:4] == ["pip", "install", ".", "./plugins/ddl_torch"]
+    assert install_command(README)[:4] == ["pip", "install", ".", "./plugins/ddl_shm"]
     found = example(README)
     assert found.command == "ddl run -np 2 python train.py"
     assert found.printed == tuple(f"[{rank}] rank {rank} of 2 learned y = 3.0 x" for rank in (0, 1))

@@ -116,9 +116,10 @@ def _provider_facts(registry: Registry, kind: PluginKind[Any]) -> list[Row]:
             }
         )
     for name, plugin in ALIASES.get(kind.word, {}).items():
-        if name not in providers and _version([plugin]) == UNKNOWN:  # else it has another name here
-            missing = pip_install(plugin)
-            rows.append({"name": name, "from": "-", "state": "not installed", "missing": missing, "what": ""})
+        off = registry.off(plugin)
+        if name not in providers and (off or _version([plugin]) == UNKNOWN):  # else it has another name here
+            state, missing = ("off", off) if off else ("not installed", pip_install(plugin))
+            rows.append({"name": name, "from": "-", "state": state, "missing": missing, "what": ""})
     return rows
 
 

@@ -337,8 +337,8 @@ class _Agent:
         return []. Also return [] if the launcher has asked the agent to end.
         """
         processes: list[RankProcess] = []
-        if begin.kernels:
-            compile_kernels(lambda text: self._say(Said(text)), begin.cache_dir)
+        if begin.machine_code:
+            compile_kernels(begin.machine_code, lambda text: self._say(Said(text)), begin.cache_dir)
         if self._ending:
             return []
         try:

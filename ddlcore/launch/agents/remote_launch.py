@@ -33,6 +33,7 @@ from ddlcore.launch.ranks.environment import (
     usable_cores,
 )
 from ddlcore.launch.ranks.exit_status import NotStarted
+from ddlcore.launch.ranks.warmup import machine_code_of
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 from ddlcore.types import Placement
@@ -224,7 +225,7 @@ class RemoteLaunch:
         begins = [
             self._begin(member.place.host, member.ranks, job, len(member.place.ranks)) for member in self.agents.members
         ]
-        patience_s = _BEGIN_S + _COMPILE_S * any(one.kernels for one in begins)
+        patience_s = _BEGIN_S + _COMPILE_S * any(one.machine_code for one in begins)
         problems = self.agents.begin(begins, patience_s, interrupted)
         if not problems and any(one.stdin_rank >= 0 for one in begins):
             credit = next(member.credit for member in self.agents.members if 0 in member.ranks)
@@ -309,6 +310,8 @@ class RemoteLaunch:
         layout = self.remote_plan.layout
         host = layout.hosts.index(name) if name in layout.hosts else len(layout.hosts)
         threads = thread_variables(job.environ, self._facts[name].cores, max(1, slots))
+        may_train = not job.command or may_run_python(job.command)
+        compiles = host != layout.here and layout.size + (not ranks) > 1 and may_train
         added = {**threads, **setting_variables(job.settings)}
         shared = shared_environment(carried(job.environ), added, bool(job.settings["torch_env"]))
         return Begin(
@@ -318,9 +321,7 @@ class RemoteLaunch:
             descriptors=tuple(sorted(self._descriptors)),
             ranks=tuple(RankTask(rank, self._owns[rank]) for rank in ranks),
             stdin_rank=0 if job.gives_input and 0 in ranks else -1,
-            kernels=host != layout.here
-            and layout.size + (not ranks) > 1
-            and (not job.command or may_run_python(job.command)),
+            machine_code=machine_code_of(self.registry) if compiles else (),
             cache_dir=job.settings.text("cache_dir"),
             stays=job.settings.whole("min_np") > 0,
             succession=goes_on_without_launcher(job.settings, job.command),

@@ -66,7 +66,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     descriptors: tuple[str, ...]  # variables of the agent whose value is a file descriptor that its ranks must inherit
     ranks: tuple[RankTask, ...]
     stdin_rank: int = -1  # the rank that reads the stream "stdin"; -1: none
-    kernels: bool = False  # compile missing CPU kernels first: otherwise each rank would compile them
+    machine_code: tuple[str, ...] = ()  # compiled first, if it is missing: otherwise the ranks would compile it
     cache_dir: str = ""  # the setting of this name
     stays: bool = False  # when all ranks have ended, wait for Again, until Release
     succession: bool = False  # another coordinator may take the place of the launcher: open a port for that

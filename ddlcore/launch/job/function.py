@@ -38,7 +38,7 @@ from ddlcore.launch.ranks.environment import (
 from ddlcore.launch.ranks.exchange import FUNCTION_PROGRAM, RankResult, Task, nameless_file, read_all, write_all
 from ddlcore.launch.ranks.exit_status import End, NotStarted, first_failure
 from ddlcore.launch.ranks.process import RankProcess
-from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.launch.ranks.warmup import compile_kernels, machine_code_of
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
@@ -163,7 +163,8 @@ def run_placed(
     task = pickle.dumps(Task(tuple(sys.path), _pickled(*call)))
     screens = watches.screens(_screens(environ))
     if size > 1:
-        compile_kernels(lambda text: _show(screens[1], text), settings.text("cache_dir"))
+        codes, cache_dir = machine_code_of(registry), settings.text("cache_dir")
+        compile_kernels(codes, lambda text: _show(screens[1], text), cache_dir)
     output = Output(screens, placed.places, directory=output_dir)
 
     def say(text: str) -> None:

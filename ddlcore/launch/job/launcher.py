@@ -38,7 +38,7 @@ from ddlcore.launch.ranks.exit_status import End, NotStarted, first_failure, sum
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.ranks.supervisor import Supervisor
-from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.launch.ranks.warmup import compile_kernels, machine_code_of
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 from ddlcore.process.build import build_membership
@@ -188,7 +188,7 @@ def _run(launch: JobDescription, watches: Watches) -> int:
 
     watches.open(lambda text: output.say(f"ddl run: {text}"), screens[1].say)
     if launch.size > 1 and may_run_python(launch.command):
-        compile_kernels(screens[1].say, launch.settings.text("cache_dir"))
+        compile_kernels(machine_code_of(launch.registry), screens[1].say, launch.settings.text("cache_dir"))
     adopt_orphans()
     with contextlib.ExitStack() as stack:
         gathering = _gathering(launch.settings)

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddlcore.builtin.shm.transport import ShmTransport
+from ddl_shm.transport import ShmTransport
+
 from ddlcore.contracts.transport import DONE, Plan, Prepared, Work, view
 from ddlcore.hooks import TransportProvider, hookimpl
 from ddlcore.testing import TransportSuite

@@ -293,7 +293,7 @@ def test_a_suite_that_stands_by_itself_is_made_without_the_part(site: Site) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nobody"], "nothing that has a suite is called 'nobody'; there are solo, threads, shm"),
+        (["nobody"], "nothing that has a suite is called 'nobody'; there are solo, threads, gloo"),
         (["shm", "--kind", "launcher"], "no launcher is called 'shm'; there are ssh"),
         (["threshold", "--only", "test_nothing"], "no test is called test_nothing"),
     ],

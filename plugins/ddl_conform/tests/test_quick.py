@@ -47,7 +47,7 @@ def test_a_trial_of_three_elements(
 ) -> None:
     """What works says what it did; what fails or crashes says so, and the exit code is 1."""
     site.install("ddl-tried", TRIED)
-    monkeypatch.setenv("DDL_PLUGINS", "ddl-tried,ddl-conform")
+    monkeypatch.setenv("DDL_PLUGINS", "ddl-tried,ddl-conform,ddl-shm")
     capsys.readouterr()
     assert main(["conform", "--quick", "--json"]) == 1
     rows = json.loads(capsys.readouterr().out)["plugins"]

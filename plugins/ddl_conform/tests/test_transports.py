@@ -1,16 +1,13 @@
-"""The built-in transports pass the transport suite; for shm on threads see test_conform.py."""
+"""The built-in transports pass the transport suite."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-import pytest
-
-from ddlcore.builtin.solo import SoloTransport
 from ddlcore.builtin.threads import ThreadsTransport
+from ddlcore.contracts.solo import SoloTransport
 from ddlcore.contracts.transport import Transport
-from ddlcore.testing import ProcessSuite, TransportSuite
+from ddlcore.testing import TransportSuite
 
 
 class TestThreads(TransportSuite):
@@ -18,13 +15,6 @@ class TestThreads(TransportSuite):
 
     def make(self, size: int) -> Sequence[Transport]:
         return [ThreadsTransport() for _ in range(size)]
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
-class TestShmProcesses(ProcessSuite):
-    sizes = (3,)
-    target = "ddlcore.builtin.shm.transport:ShmTransport"
 
 
 class TestSolo(TransportSuite):

@@ -20,7 +20,7 @@ class OverGloo(ComposedSuite):
     def local(self) -> Transport:
         if sys.platform != "linux":
             pytest.skip("shm is for Linux")
-        from ddlcore.builtin.shm.transport import ShmTransport
+        from ddl_shm.transport import ShmTransport
 
         return ShmTransport()
 

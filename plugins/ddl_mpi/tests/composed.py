@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ddl_mpi.transport import MpiTransport
+from ddl_shm.hierarchical.transport import HierarchicalTransport
+from ddl_shm.transport import ShmTransport
 
-from ddlcore.builtin.hierarchical.transport import HierarchicalTransport
-from ddlcore.builtin.shm.transport import ShmTransport
 from ddlcore.contracts.transport import Capabilities
 
 __all__ = ["ShmOverMpi"]

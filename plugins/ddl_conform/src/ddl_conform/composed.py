@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from ddl_shm.hierarchical.transport import HierarchicalTransport
+
 from ddl_conform.transports import TransportSuite
-from ddlcore.builtin.hierarchical.transport import HierarchicalTransport
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Transport
 

@@ -9,7 +9,7 @@ from typing import Any
 import ddl_torch as ddl
 import torch
 
-OURS = ("/ddlcore/", "/ddl_torch/", "/ddl_gloo/", "/ddl_mpi/")
+OURS = ("/ddlcore/", "/ddl_shm/", "/ddl_torch/", "/ddl_gloo/", "/ddl_mpi/")
 # The places that a gradient comes to: noted when complete, put into its slot, launched, reduced, completed, in ``.grad``.
 MILESTONES = (
     "Slot.on_gradient",

@@ -42,7 +42,6 @@ KINDS: Mapping[str, SuitedKind] = {
 
 # The suites of the core's own plugins that the kit cannot test without more information, by kind and name.
 OWN_SUITES: Mapping[tuple[str, str], str] = {
-    ("transport", "hierarchical"): "ddl_conform.builtin:HierarchicalSuite",
     ("adapter", "numpy"): "ddl_conform.builtin:NumpySuite",
     ("compressor", "fp16"): "ddl_conform.builtin:Fp16Suite",
     ("compressor", "bf16"): "ddl_conform.builtin:Bf16Suite",

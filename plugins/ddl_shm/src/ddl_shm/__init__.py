@@ -1,0 +1,1 @@
+"""Shared memory among the ranks of a host, and with it collectives across hosts. Users need not import anything."""
