@@ -184,7 +184,7 @@ def _ranks_of_communicator(comm: Any, launched: Placement | RankInfo) -> Sequenc
         raise InvalidArgument(
             f"init: comm is of type {type(comm).__name__}; expected a list of ranks, or a communicator of another "
             + (
-                f"library; for {library}'s: {pip_install(plugin)}"
+                f"library; for {library}'s: {registry.off(plugin) or pip_install(plugin)}"
                 if plugin
                 else "library, for which that library's plugin is needed"
             )

@@ -56,7 +56,8 @@ def threads_supported(library: str) -> bool:
     provider = job.registry.communicators.get(library)
     if provider is None:
         plugin = ALIASES["transport"].get(library)
-        missing = f"it is not installed; {pip_install(plugin) if plugin else 'no plugin of that name is known'}"
+        how = (job.registry.off(plugin) or pip_install(plugin)) if plugin else "no plugin of that name is known"
+        missing = f"it is not installed; {how}"
     else:
         missing = job.registry.missing(provider)
     if provider is None or missing:

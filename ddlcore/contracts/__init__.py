@@ -85,8 +85,10 @@ API_VERSION = (2, 0)  # plugins built for another major version are refused; doc
 _LATE = {"BenchPeer": "bench", **dict.fromkeys(("Check", "Finding", "HostView", "Matrix", "Seen"), "check")}
 
 
-def __getattr__(name: str) -> Any:
-    """Return one of the names in ``_LATE``."""
-    if name in _LATE:
-        return getattr(import_module(f"ddlcore.contracts.{_LATE[name]}"), name)
-    raise AttributeError(f"module 'ddlcore.contracts' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        """Return one of the names in ``_LATE``."""
+        if name in _LATE:
+            return getattr(import_module(f"ddlcore.contracts.{_LATE[name]}"), name)
+        raise AttributeError(f"module 'ddlcore.contracts' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """List the plugins and frameworks that the core knows, and the distributions (packages) that contain them.
 
-No other module of the core contains their names.
+No other module of the core contains their names, but for text/installing.py, which knows what needs ddl-shm.
 """
 
 from __future__ import annotations

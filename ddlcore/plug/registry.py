@@ -208,7 +208,7 @@ class Registry:
             objections.append(f"{one.name}: {missing}")
         name = ALIASES["kernels"].get(kind)
         known = "; ".join(objections) or "no installed plugin serves it" + (
-            f"; install one: {pip_install(name)}" if name else ""
+            f"; {self.off(name) or f'install one: {pip_install(name)}'}" if name else ""
         )
         raise PluginError(f"memory of {kind} cannot be used ({known}); or pass a copy in host memory")
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
 from ddlcore.contracts.transport import Context, Transport
-from ddlcore.errors import DdlInternalError, TransportError
+from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError
 from ddlcore.runtime.buffers import FusionBuffers
 from ddlcore.runtime.routes import Route
 from ddlcore.threads import OwnThread
@@ -83,7 +83,13 @@ class Opener:
         if self.rank == ranks[0]:
             self.store.set(key, route.name.encode())
             return
-        theirs = self.store.get_checked(key, self.timeout_s, check).decode()
+        try:
+            theirs = self.store.get_checked(key, self.timeout_s, check).decode()
+        except DeadlineExceeded:
+            raise DeadlineExceeded(
+                f"process set {set_id}: rank {ranks[0]} has chosen no transport within {self.timeout_s:g} s "
+                "(DDL_OPEN_TIMEOUT_S)"
+            ) from None
         if theirs != route.name:
             raise TransportError(
                 f"process set {set_id}: rank {ranks[0]} takes the transport {theirs}, and rank {self.rank} takes "

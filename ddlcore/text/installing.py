@@ -81,10 +81,12 @@ def _replaced(absolute: bool, found: re.Match[str]) -> str:
 def _with_needed(absolute: bool, command: re.Match[str]) -> str:
     """Add what the distributions of ddl in ``command`` need, if it may be missing and an index would be asked for it."""
     words, names = command.group(), [found["name"] for found in _REQUIREMENT.finditer(command.group())]
-    if _NEEDED in names or _source(_NEEDED) is not None:
+    if _NEEDED in names or (not absolute and _source(_NEEDED) is not None):  # absolute: nobody knows of the other host
         return words
     # A distribution that is not of ddl, or comes from an index, keeps its name; a folder of wheels is the only source.
-    new = (_words(name, "", "", absolute) for name in names if name not in _ALONE and _source(name) is None)
+    new = (
+        _words(name, "", "", absolute) for name in names if name not in _ALONE and (absolute or _source(name) is None)
+    )
     if all(one is None or one.startswith("--no-index") for one in new):
         return words
     end = words.rstrip()

@@ -12,7 +12,7 @@ from ddlcore.commands.info.facts import all_facts
 from ddlcore.config.loading import load_settings
 from ddlcore.contracts import Library
 from ddlcore.hooks import KernelsProvider, TransportProvider
-from ddlcore.plug.registry import Distribution, Registry
+from ddlcore.plug.registry import Distribution, Refusal, Registry
 from ddlcore.text.columns import table
 from tests.launch.starting import Ddl, environment
 
@@ -62,12 +62,15 @@ def test_json_has_the_same(ddl: Ddl) -> None:
 
 
 def test_what_is_known_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row with the line that brings it; none for what is installed and switched off."""
-    known = {"transport": {"pigeon": "ddl-pigeon", "shm": "pytest"}}
+    """A row with the line that brings it, or that says that it is off; none for what has another name here."""
+    known = {"transport": {"pigeon": "ddl-pigeon", "shm": "pytest", "owl": "ddl-owl"}}
     monkeypatch.setattr("ddlcore.commands.info.facts.ALIASES", known)
-    facts = all_facts(load_settings({}), Registry())
+    registry = Registry()
+    registry.refusals.append(Refusal(Distribution("ddl-owl", "2"), "owl", "", "DDL_PLUGINS_OFF names it", off=True))
+    facts = all_facts(load_settings({}), registry)
     assert [(row["name"], row["state"], row["missing"]) for row in facts["transports"]] == [
-        ("pigeon", "not installed", "pip install ddl-pigeon")
+        ("pigeon", "not installed", "pip install ddl-pigeon"),
+        ("owl", "off", "ddl-owl 2 is off: DDL_PLUGINS_OFF names it"),
     ]
 
 

@@ -241,6 +241,10 @@ def test_name_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         used = MachineCode({"f": "q"}, (), ("ddl_source_of_code",))
         names += [loading.file_name(used), loading.file_name(MachineCode({"g": "q"}, (), uses=(used,)))]
     names.append(loading.file_name(MachineCode({"f": "qq"}, (), ("ddl_source_of_code",))))
+    compilers = {f"{loading.__package__}.{one}" for one in loading._COMPILERS}
+    assert compilers == {f"{loading.__package__}.{one}" for one in ("code", "compile", "intrinsics")}
+    monkeypatch.setattr(loading, "_COMPILERS", ("code", "compile"))
+    names.append(loading.file_name(used))
     assert len(set(names)) == len(names)
 
 
@@ -250,7 +254,7 @@ def test_what_is_absent_is_named() -> None:
         MachineCode.named("ddlcore.types:DType")
     for name in ("ddlcore.nowhere", "sys"):
         with pytest.raises(ImportError, match=f"{name}, a source of machine code"):
-            loading.file_name(MachineCode({}, (name,)))
+            loading.file_name(MachineCode({"f": "q"}, (name,)))
 
 
 def _use(environment: dict[str, str], root: Path = ROOT) -> str:

@@ -106,7 +106,7 @@ for functions, uses in (({**sums, "mine_other": "q"}, (CPU,)), ({"mine_sum": "qq
 def test_what_does_not_fit_is_named(package: Path) -> None:
     """A function that is missing, other arguments than declared, and a call whose machine code is not declared."""
     missing, other, undeclared = run(BROKEN, package).splitlines()
-    assert missing == "machine code: no module of ddl_mine.calls has the function mine_other"
+    assert missing == "machine code: no module of ddl_mine.calls has a compiled function mine_other"
     assert re.fullmatch(r"machine code: mine_sum is compiled as \(int64,.*, and declared as 'qqqqqd'", other)
     assert undeclared == "machine code: ddl_reduce is called; name its MachineCode in `uses`"
 
@@ -115,6 +115,8 @@ def test_names_are_different() -> None:
     """The linker knows functions by their names."""
     with pytest.raises(ValueError, match="two functions are called ddl_reduce"):
         MachineCode({"ddl_reduce": "q"}, (), uses=(CPU,))
+    with pytest.raises(ValueError, match="there is no function"):
+        MachineCode({}, ())
     with pytest.raises(KeyError, match="no function nobody"):
         load(CPU).function("nobody")
 
@@ -135,3 +137,25 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: py
     said.clear()
     compile_kernels(names, said.append, str(tmp_path / "cache"))
     assert len(said) == 2 and said[1].endswith("could not be compiled beforehand: wet")
+
+
+LAUNCH = """
+import sys
+from ddlcore.launch.ranks.warmup import compile_kernels
+for names in (("ddl_mine.broken:CODE", "ddl_mine.machine_code:MINE"), ("ddl_mine.machine_code:MINE",)):
+    compile_kernels(names, print, sys.argv[1])
+"""
+
+
+@pytest.mark.processes
+def test_the_child_process_compiles_what_it_can(package: Path) -> None:
+    """It gets the names and the directory, and its lines arrive: one for what failed, and one for what was compiled."""
+    (package / "ddl_mine" / "broken.py").write_text(
+        "from ddlcore.contracts.machine_code.code import MachineCode\n"
+        "CODE = MachineCode({'mine_other': 'q'}, ('ddl_mine.kernels',))\n"
+    )
+    failed, compiled = run(LAUNCH, package).splitlines()  # and nothing the second time
+    assert failed.startswith("the CPU kernels of ddl_mine.broken:CODE could not be compiled beforehand: ImportError: ")
+    assert failed.endswith("machine code: no module of ddl_mine.kernels has a compiled function mine_other")
+    assert re.fullmatch(rf"compiled the CPU kernels in \S+ s, once for this machine; kept in {package}/cache", compiled)
+    assert len(list((package / "cache").glob("*.o"))) == 1

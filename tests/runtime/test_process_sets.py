@@ -13,7 +13,7 @@ from ddl_conform.store import ThreadStore
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.solo import SoloTransport
 from ddlcore.contracts.transport import Context
-from ddlcore.errors import DdlInternalError, TransportError
+from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError
 from ddlcore.hooks import TransportProvider
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.runtime.process_sets import Opener, ProcessSets, abort_all
@@ -109,9 +109,25 @@ def test_ranks_of_different_routes_do_not_wait_for_each_other() -> None:
     second.add(1, (1,))  # alone
     same = opening(1, "shm", store)
     same.add(0, (0, 1))
-    first.reopen(replace(opening(0, "gloo", store).opener, generation=1))
+    first.add(2, (0, 1))
+    again = threading.Thread(target=first.reopen, args=(replace(opening(0, "gloo", store).opener, generation=1),))
+    threading.Timer(0.2, again.start).start()  # the other rank waits for it: the routes of before are no longer valid
     with pytest.raises(TransportError, match="rank 0 takes the transport gloo, and rank 1 takes shm"):
         same.reopen(replace(same.opener, generation=1))
+    again.join(20.0)
+    with pytest.raises(DeadlineExceeded):
+        store.get("set1.route", 0.0)
+    known = {key: store.get(key, 0.0) for key in ("set0.route", "set2.route", "set0.1.route", "set2.1.route")}
+    assert known == dict.fromkeys(("set0.route", "set2.route"), b"shm") | dict.fromkeys(
+        ("set0.1.route", "set2.1.route"), b"gloo"
+    )
+
+
+def test_a_first_rank_that_does_not_come_is_named() -> None:
+    sets = opening(1, "shm", ThreadStore())
+    sets.opener = replace(sets.opener, timeout_s=0.3)
+    with pytest.raises(DeadlineExceeded, match=r"process set 5: rank 0 has chosen no transport within 0.3 s"):
+        sets.add(5, (0, 1))
 
 
 def test_an_abort_ends_the_comparison() -> None:

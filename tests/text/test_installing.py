@@ -106,7 +106,7 @@ def test_the_folder_is_relative_only_below_the_working_directory(
 ) -> None:
     """And never for another host."""
     came_from({"url": clone.as_uri(), "dir_info": {}})
-    assert pip_install("ddl-mpi", absolute=True) == f"pip install '{clone}/plugins/ddl_mpi'"
+    assert pip_install("ddl-mpi", absolute=True) == f"pip install '{clone}/plugins/ddl_mpi' ddl-shm"
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     assert pip_install("ddl-mpi") == f"pip install '{clone}/plugins/ddl_mpi'"
@@ -147,7 +147,7 @@ def test_from_a_wheel_the_command_has_the_wheel_beside_it(
     wheel.touch()
     came_from({"url": (folder / "ddlcore-0.1.0-py3-none-any.whl").as_uri(), "archive_info": {}})
     assert pip_install("ddl-gloo") == "pip install ./wheels/ddl_gloo-0.1.0-py3-none-any.whl"
-    assert pip_install("ddl-gloo==0.1.0", absolute=True) == f"pip install {wheel}"
+    assert pip_install("ddl-gloo==0.1.0", absolute=True) == f"pip install {wheel} ddl-shm"
     assert pip_install("ddl-gloo[x]") == "pip install './wheels/ddl_gloo-0.1.0-py3-none-any.whl[x]'"
     assert pip_install("ddl-gloo==0.2.0") == "pip install --no-index --find-links ./wheels ddl-gloo==0.2.0"
     assert pip_install("ddl-mpi[a]") == "pip install --no-index --find-links ./wheels 'ddl-mpi[a]'"
@@ -223,6 +223,15 @@ def test_what_it_needs_comes_from_the_same_place(came_from: Record, clone: Path,
     )
     assert pip_install("ddlcore[tune]") == "pip install '.[tune]'"
     assert pip_install("ddl-mine") == "pip install ddl-mine"
+    here = {"url": (clone / "plugins/ddl_mpi").as_uri(), "dir_info": {}}
+    came_from(
+        {"url": clone.as_uri(), "dir_info": {}},
+        ddl_mpi=here,
+        ddl_shm={"url": (clone / "plugins/ddl_shm").as_uri(), "dir_info": {}},
+    )
+    there = f"pip install '{clone}/plugins/ddl_mpi' '{clone}/plugins/ddl_shm'"
+    assert pip_install("ddl-mpi", absolute=True) == there  # for a host that may have neither
+    assert pip_install("ddl-mpi") == "pip install ./plugins/ddl_mpi"
     came_from({"url": clone.as_uri(), "dir_info": {}}, ddl_shm="absent", ddl_mpi=None)
     assert pip_install("ddl-mpi") == "pip install ./plugins/ddl_mpi"  # it is installed, and so is what it needs
     came_from({"url": (tmp_path / "gone").as_uri(), "dir_info": {}}, ddl_shm="absent")

@@ -15,8 +15,8 @@ class MachineCode:
 
     A provider of a plugin names such an object as its ``machine_code``, so that the launcher compiles the functions
     before it starts the ranks; ``loading.load`` loads their machine code in a rank. The functions are written with the
-    module ``intrinsics``, must not raise errors, and all return an int64. Raises ValueError if two of ``uses`` have a
-    function of the same name, or if one has a name of ``functions``.
+    module ``intrinsics``, must not raise errors, and all return an int64. Raises ValueError if there are none, or
+    if two functions, also of ``uses``, have the same name.
     """
 
     functions: Mapping[str, str]  # by name, a letter for the type of each argument: q is int64, d is float64
@@ -25,7 +25,9 @@ class MachineCode:
     uses: tuple[MachineCode, ...] = ()  # whose functions these functions call, each declared by intrinsics.outside
 
     def __post_init__(self) -> None:
-        """Check that the names are different: the linker knows functions by their names."""
+        """Check that there are functions, and that the names are different: the linker knows functions by their names."""
+        if not self.functions:
+            raise ValueError("machine code: there is no function; name at least one")
         names = [name for one in (self, *self.uses) for name in one.functions]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"machine code: two functions are called {', '.join(twice)}")

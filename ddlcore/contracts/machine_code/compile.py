@@ -21,14 +21,16 @@ def compile_object(code: MachineCode) -> bytes:
     """
     import llvmlite.binding as llvm
 
-    from ddlcore.contracts.machine_code.intrinsics import declared
+    from ddlcore.contracts.machine_code.intrinsics import DECLARED
 
     rooms: list[Any] = [import_module(name) for name in code.modules]
     module: Any = None
     for name, arguments in code.functions.items():
-        function = next((getattr(room, name) for room in rooms if hasattr(room, name)), None)
+        # A module may have declared the function of another one by ``outside``.
+        found = (getattr(room, name, None) for room in rooms)
+        function = next((one for one in found if hasattr(one, "overloads")), None)
         if function is None:
-            raise ImportError(f"machine code: no module of {', '.join(code.modules)} has the function {name}")
+            raise ImportError(f"machine code: no module of {', '.join(code.modules)} has a compiled function {name}")
         (result,) = function.overloads.values()
         have = "".join(_LETTERS[str(one)] for one in result.signature.args)
         if (have, str(result.signature.return_type)) != (arguments, "int64"):
@@ -43,7 +45,7 @@ def compile_object(code: MachineCode) -> bytes:
     for function in module.functions:
         if not function.is_declaration and function.name not in code.functions:
             function.linkage = "internal"
-        if function.is_declaration and function.name in declared - lent:
+        if function.is_declaration and function.name in DECLARED - lent:
             raise ImportError(f"machine code: {function.name} is called; name its MachineCode in `uses`")
     image: bytes = target_machine(llvm).emit_object(module)
     return image

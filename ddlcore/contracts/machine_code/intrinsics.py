@@ -22,7 +22,6 @@ __all__ = [
     "cgutils",
     "compiled",
     "copy",
-    "declared",
     "inline",
     "load_word",
     "outside",
@@ -43,7 +42,7 @@ _njit: Any = numba.njit
 types: Any = numba.types
 cgutils: Any = numba.core.cgutils
 
-declared: set[str] = set()  # the names that ``outside`` has declared
+DECLARED: set[str] = set()  # the names that ``outside`` has declared
 NUMBERS = {"q": types.int64, "d": types.float64, "": types.void}
 Function = TypeVar("Function", bound=Callable[..., object])
 # To mypy, all intrinsics return an int, although read_double returns a float.
@@ -73,7 +72,7 @@ def outside(code: MachineCode, name: str) -> Callable[..., int]:
     kind = types.int64(*(NUMBERS[letter] for letter in code.functions[name]))
     if llvm.address_of_symbol(name) is None:
         llvm.add_symbol(name, 1)  # numba links compiled code, but does not run it here, so the address is not used
-    declared.add(name)
+    DECLARED.add(name)
     function: Callable[..., int] = types.ExternalFunction(name, kind)
     return function
 

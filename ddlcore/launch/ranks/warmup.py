@@ -27,7 +27,7 @@ compile_all(sys.argv[2:], lambda text: print(text, flush=True), sys.argv[1])
 def machine_code_of(registry: Registry) -> tuple[str, ...]:
     """Return the names of all machine code that ranks may need: that of the CPU kernels, and that of plugins.
 
-    Whether a plugin can be used is not asked, because the ranks may run on another host.
+    Whether a plugin can be used is not asked, because the ranks may run on another host; its platform is the same.
     """
     found = {one.machine_code for _, one in registry.offers() if sys.platform in (one.platforms or (sys.platform,))}
     return (_CPU, *sorted(found - {""}))

@@ -73,7 +73,7 @@ def _provider_of(comm: Any) -> Any:
         return registry.load(provider)
     library = type(comm).__module__.partition(".")[0]
     plugin = ALIASES["library of communicators"].get(library)
-    advice = f"; for {library}'s: {pip_install(plugin)}" if plugin else ""
+    advice = f"; for {library}'s: {registry.off(plugin) or pip_install(plugin)}" if plugin else ""
     raise InvalidArgument(f"ProcessSet takes ranks or a communicator of MPI, not {type(comm).__name__}{advice}")
 
 
