@@ -121,8 +121,8 @@ def test_a_checkout_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     for row in (
         "| `test_launch.py` | 3 | 1 | 0 |",
         "| `test_stall.py` | 1 | 0 | 0 |",
-        "| `LaunchTests.test_d_fails` | failed |",
-        "| `all of test_ray.py` | It needs Ray: RayExecutor. |",
+        "| failed | `LaunchTests.test_d_fails` |",
+        "| It needs Ray: RayExecutor. | `all of test_ray.py` |",
     ):
         assert row in out
     assert (

@@ -28,7 +28,7 @@ def test_a_script_that_begins_with_mxnet(tmp_path: Path) -> None:
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
     for name in ("ddl_mxnet.pth", "_ddl_mxnet_numpy.py"):
         (packages / name).write_text((SOURCE / name).read_text())
-    others = [str(SOURCE), str(ROOT), sysconfig.get_path("purelib")]
+    others = [str(SOURCE), str(ROOT), str(ROOT / "plugins/ddl_shm/src"), sysconfig.get_path("purelib")]
     (packages / "others.pth").write_text("\n".join(others) + "\n")
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
