@@ -281,10 +281,13 @@ def _with_helpers(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class _HostMessages:
-    """What the launcher has said about changes of the hosts, as far as the scripts look at it."""
+    """Replaces Horovod's queue of messages about changed hosts. The scripts only ask whether the queue is empty."""
 
     def empty(self) -> bool:
-        """Wait until the ranks have agreed at which commit they form the next world. Return whether they have not."""
+        """Wait until the ranks have agreed on the commit at which they form the next world.
+
+        Return False if they have agreed, and True if they have not agreed in time or the job has failed.
+        """
         from ddlcore.api.world import current_job
 
         job = current_job()

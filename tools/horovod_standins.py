@@ -134,7 +134,7 @@ def _words_download(module: Any) -> None:
 
 
 def _torchvision_transforms() -> dict[str, Any]:
-    """Return transforms of images that are arrays, under the names of torchvision."""
+    """Return stand-ins for the transforms of torchvision, by name. They work on images that are NumPy arrays."""
     import numpy as np
     import torch
 
@@ -277,9 +277,9 @@ def _mxnet_2(module: Any) -> None:
 
 
 def _see_tensorflow_1() -> None:
-    """Let the script find tensorflow.compat.v1, and its Keras, where it imports tensorflow and keras.
+    """Make ``import tensorflow`` and ``import keras`` in the script import tensorflow.compat.v1 and its Keras.
 
-    The packages that the script imports find TensorFlow 2, as before.
+    In other packages, which the script imports, these imports still give TensorFlow 2.
     """
     plain = builtins.__import__
     keras = "tf_keras.api._v1.keras"

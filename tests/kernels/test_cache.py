@@ -249,7 +249,7 @@ def test_name_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_absent_is_named() -> None:
-    """A name without machine code, and a source that is not installed."""
+    """The error names what is wrong: an object that is no MachineCode, or a source module that cannot be read."""
     with pytest.raises(ImportError, match="types:DType is no MachineCode"):
         MachineCode.named("ddlcore.types:DType")
     for name in ("ddlcore.nowhere", "sys"):

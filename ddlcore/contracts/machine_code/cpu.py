@@ -1,6 +1,6 @@
-"""The CPU kernels: their names and the types of their arguments, for machine code that calls them.
+"""Declare the CPU kernels: the names of the functions and the types of their arguments.
 
-The docstrings of the functions, in the modules that are named here, say what they do.
+Other machine code needs the declaration to call these functions. Their docstrings are in the modules that are named here.
 """
 
 from __future__ import annotations

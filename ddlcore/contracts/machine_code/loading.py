@@ -133,7 +133,7 @@ def _load(code: MachineCode, cache_dir: str) -> LoadedCode:
     if used:
         import llvmlite.binding as llvm
 
-        # After obtain(): a compiler in this process declares the same names, without addresses, see ``outside``.
+        # This must come after obtain(): if obtain() compiles, ``outside`` declares the same names without addresses.
         for functions, loaded in used:
             for name in functions:
                 llvm.add_symbol(name, loaded.address(name))

@@ -253,9 +253,9 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 
 def reduced_pairs(step: Step, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return gradients for the optimizer, reduced or left local, with their variables.
+    """Return pairs (gradient, variable) for the optimizer. Gradients of local variables are not reduced, all others are.
 
-    Nothing is written to a variable before all of them have arrived. Every member of the process set must call this.
+    No variable is changed before all gradients are reduced. Every member of the process set must call this function.
     """
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]
