@@ -30,6 +30,7 @@ __all__ = [
     "LauncherProvider",
     "ObserverProvider",
     "Provider",
+    "RecorderProvider",
     "Setting",
     "TransportProvider",
     "TunerProvider",
@@ -211,6 +212,15 @@ class ObserverProvider(Provider):
     setting: str = ""  # the setting that asks for the observer, usually one of ``settings``
 
 
+@dataclass(frozen=True)
+class RecorderProvider(Provider):
+    """A recorder of a rank's timelines. ``target`` names a subclass of ``ddlcore.runtime.recorder.Recorder``.
+
+    The recorder called "timeline" is built at the first call of ``start_timeline``. A recorder uses parts of ddlcore
+    that are not public, so its package must ask for exactly one version of ddlcore.
+    """
+
+
 class Hooks:
     """The hooks of a plugin: one method for each extension point.
 
@@ -290,4 +300,9 @@ class Hooks:
     @hookspec
     def ddl_observers(self) -> Sequence[ObserverProvider]:
         """Return the descriptions of observers of ranks, which each rank builds when it begins to train."""
+        return ()
+
+    @hookspec
+    def ddl_recorders(self) -> Sequence[RecorderProvider]:
+        """Return the descriptions of recorders, which record timelines of ranks."""
         return ()

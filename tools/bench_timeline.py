@@ -23,10 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds modules in its own folder only
 
 from ddl_doctor.bench.results import median_interval
+from ddl_doctor.recording.ring_buffer import Record, RingBuffer
+from ddl_doctor.recording.trace_hooks import TraceHooks
 
 from ddlcore.messages.to_rank import Planned
-from ddlcore.observe.ring_buffer import Record, RingBuffer
-from ddlcore.observe.trace_hooks import TraceHooks
 from ddlcore.types import Kind
 
 BUCKET_LIMIT_NS = 2000.0

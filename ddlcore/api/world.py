@@ -196,7 +196,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     ``file_path``: the file for the timeline. ``mark_cycles``: mark in the timeline where each period of a schedule
     begins. Until ``stop_timeline`` or the end of the job, each rank writes its part to a directory beside the file.
     Raises NotInitialized (a ValueError) before ``init``. Raises ValueError if a timeline is already being recorded or
-    the file cannot be written.
+    the file cannot be written, and PluginError if the package ddl-doctor, which records timelines, is not installed.
     """
     current_job().start_timeline(str(file_path), bool(mark_cycles))
 

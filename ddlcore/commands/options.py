@@ -29,7 +29,6 @@ _VALUES: Mapping[str, tuple[str, Any]] = {
     "tuner": ("NAME", completion.providers("tuners", "auto")),
     "fusion_policy": ("NAME", completion.providers("fusion_policies")),
     "flight_dir": ("DIR", completion.directories),
-    "timeline": ("FILE", completion.files),
     "cache_dir": ("DIR", completion.directories),
     "log_level": ("LEVEL", None),
     "host_discovery": ("NAME", completion.providers("discoveries")),
@@ -137,7 +136,8 @@ def _declared(row: Setting, group: Group) -> tuple[list[str], dict[str, Any]]:
     if row.type is bool:
         return [f"{row.flag}/--no-{row.flag[2:]}", row.name], described
     kinds = {int: "N", float: "NUMBER", str: "TEXT"}
-    metavar, complete = _VALUES.get(row.name, (row.metavar or kinds[row.type], None))
+    files = completion.files if row.metavar == "FILE" else None
+    metavar, complete = _VALUES.get(row.name, (row.metavar or kinds[row.type], files))
     if row.choices:
         metavar = metavar if row.name in _VALUES else "|".join(row.choices)
         complete = completion.words(*row.choices)

@@ -381,26 +381,10 @@ SETTINGS: tuple[Setting, ...] = (
         group="faults",
     ),
     Setting(
-        "timeline",
-        str,
-        "",
-        "file for a timeline of all ranks, as a Chrome trace (read it by `ddl timeline summary FILE`); "
-        "NAME.zip: a part for each rank, with a manifest for Perfetto; empty: none",
-        group="output",
-        brief="Write a timeline of all ranks to FILE.",
-    ),
-    Setting(
         "profiler_ranges",
         bool,
         False,
         "show each bucket by its name in the framework's own profiler, on the thread that reduces it",
-        group="output",
-    ),
-    Setting(
-        "timeline_mark_cycles",
-        bool,
-        False,
-        "in the timeline, mark where each period of a schedule begins",
         group="output",
     ),
     Setting(

@@ -36,10 +36,13 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
         "metrics_port": "ddl-prometheus",
         "sample_ms": "ddl-doctor",
         "shm_chunk_bytes": "ddl-shm",
+        "timeline": "ddl-doctor",
+        "timeline_mark_cycles": "ddl-doctor",
         "top": "ddl-dashboard",
     },
-    "watch": {"dashboard": "ddl-dashboard", "top": "ddl-dashboard"},
-    "observer": {"metrics": "ddl-prometheus", "samples": "ddl-doctor"},
+    "watch": {"dashboard": "ddl-dashboard", "timeline": "ddl-doctor", "top": "ddl-dashboard"},
+    "observer": {"metrics": "ddl-prometheus", "samples": "ddl-doctor", "timeline": "ddl-doctor"},
+    "recorder": {"timeline": "ddl-doctor"},
     "bench peer": {"gloo": "ddl-torch", "mpi": "ddl-mpi"},
 }
 

@@ -42,6 +42,7 @@ from ddlcore.hooks import (
     LauncherProvider,
     ObserverProvider,
     Provider,
+    RecorderProvider,
     TransportProvider,
     TunerProvider,
     WatchProvider,
@@ -151,6 +152,7 @@ class Registry:
     commands = PluginKind(CommandProvider, "command", "ddl_cli", "click:Command", is_object=True)
     watches = PluginKind(WatchProvider, "watch", "ddl_watches", "ddlcore.launch.job.watch:Watch")
     observers = PluginKind(ObserverProvider, "observer", "ddl_observers", "ddlcore.process.observers:RankObserver")
+    recorders = PluginKind(RecorderProvider, "recorder", "ddl_recorders", "ddlcore.runtime.recorder:Recorder")
 
     def __init__(self) -> None:
         self._tables: dict[type[Provider], dict[str, Any]] = {kind.provider: {} for kind in self.kinds().values()}
@@ -316,7 +318,7 @@ class Registry:
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
     @overload
-    def load(self, provider: WatchProvider | ObserverProvider) -> type[Any]: ...
+    def load(self, provider: WatchProvider | ObserverProvider | RecorderProvider) -> type[Any]: ...
     def load(self, provider: Provider) -> object:
         """Import and return the target of ``provider``.
 

@@ -64,6 +64,7 @@ class Job:
         self.placement = placement = world_place.placement
         self.launched = world_place.launched  # the placement in the whole launch, not only in this world
         self.address = world_place.address
+        self.timeline_dir = world_place.timeline_dir  # where the launcher expects a timeline's part; "": nowhere
         self.rank, self.size = placement.rank, placement.size
         self.local_rank, self.local_size = placement.local_rank, placement.local_size
         self.settings = settings
@@ -101,8 +102,8 @@ class Job:
 
         Raises PeerLost if a rank dies during the call, DeadlineExceeded if ranks are missing after ``start_timeout_s``
         or the communicator is not open after ``open_timeout_s``, and TransportError if no transport can connect these
-        ranks. Raises PluginError or ValueError if an observer of this rank or the timeline cannot be started;
-        this rank has then left the job.
+        ranks. Raises PluginError or ValueError if an observer of this rank cannot be started; this rank has then left
+        the job.
         """
         log_at(self.settings.text("log_level"))
         switch_ms = self.settings.number("switch_interval_ms")
@@ -118,9 +119,6 @@ class Job:
         self._parts.start()
         try:
             self._parts.enter(self.overlaps)
-            file = self.settings.text("timeline")
-            if file and file.upper() != "DYNAMIC":
-                self.start_timeline(file, bool(self.settings["timeline_mark_cycles"]), self._world_place.timeline_dir)
             self._observers += observers(self, os.environ)
         except BaseException as error:
             self._leave(f"init failed: {error}", patience_s=0.0)

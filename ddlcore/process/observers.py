@@ -36,6 +36,9 @@ class ObservedRank(Protocol):
     tensor_queue: TensorQueue
     lookout: Lookout
     address: str
+    timeline_dir: str
+
+    def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None: ...
 
     def doing(self) -> str: ...
 

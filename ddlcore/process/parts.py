@@ -60,7 +60,7 @@ from ddlcore.types import Member
 from ddlcore.version import VERSION
 
 if TYPE_CHECKING:
-    from ddlcore.runtime.timeline_recorder import TimelineRecorder
+    from ddlcore.runtime.recorder import Recorder
 
 log = logging.getLogger("ddl")
 ABORT_WAIT_S = 2.0
@@ -110,7 +110,7 @@ class Parts:
         self.world_store = _WorldStore(self.standing, store)
         self.sets = ProcessSets(self._opener(settings, self.world_store))
         facts = {"ddl": VERSION, "fusion_bytes": settings.whole("fusion_bytes")}
-        self.timeline = TimelineSwitch(partial(self._timeline_recorder, facts))
+        self.timeline = TimelineSwitch(partial(self._recorder, facts))
         self.tensor_queue = TensorQueue(completion, self.outbox, self.flight, self.timeline)
         self.submission = Submission(self.tensor_queue)
         self._epochs = Epochs(self.tensor_queue)
@@ -134,13 +134,12 @@ class Parts:
             patience_of(settings),
         )
 
-    def _timeline_recorder(self, facts: Mapping[str, object]) -> TimelineRecorder:
-        # Imported here: few ranks record a timeline.
-        from ddlcore.runtime.timeline_recorder import TimelineRecorder
+    def _recorder(self, facts: Mapping[str, object]) -> Recorder:
+        from ddlcore.runtime.recorder import RecordedRank  # here, because few ranks record a timeline
 
-        place, store = self._world_place, self.world_store
-        clock = self._store.clock
-        return TimelineRecorder(self.sets, self.meter, store, clock, place.launched, place.ranks, facts)
+        made: type[Recorder] = self._registry.load(self._registry.named(Registry.recorders, "timeline"))
+        place, clock = self._world_place, self._store.clock
+        return made(RecordedRank(self.sets, self.meter, self.world_store, clock, place.launched, place.ranks, facts))
 
     def _accelerators(self, compressors: Compressors) -> Accelerators:
         return Accelerators(

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from ddlcore.messages.elastic import WorldReport
 from ddlcore.messages.to_rank import Bucket, Planned
-from ddlcore.runtime.events import Submitted
+from ddlcore.runtime.events import Events, Submitted
 from ddlcore.runtime.reentry import Lock
 
 if TYPE_CHECKING:
-    from ddlcore.observe.trace_hooks import TraceHooks
-    from ddlcore.runtime.timeline_recorder import TimelineRecorder
+    from ddlcore.runtime.recorder import Recorder
 
 
 class TimelineSwitch:
@@ -23,12 +22,12 @@ class TimelineSwitch:
     is being recorded.
     """
 
-    def __init__(self, make: Callable[[], TimelineRecorder]) -> None:
+    def __init__(self, make: Callable[[], Recorder]) -> None:
         """Create the switch. No timeline is recorded yet. ``make`` creates the recorder, for the first timeline."""
         self.on = False
         self._make = make
-        self._hooks: TraceHooks | None = None
-        self._recorder: TimelineRecorder | None = None
+        self._listener: Events | None = None
+        self._recorder: Recorder | None = None
         self._lock = Lock()
 
     @property
@@ -39,55 +38,55 @@ class TimelineSwitch:
     def begin(
         self, file: Path, mark_cycles: bool, directory: Path | None, world: str, report: WorldReport | None = None
     ) -> None:
-        """Begin to record a timeline into ``file``; see ``TimelineRecorder.begin``."""
+        """Begin to record a timeline into ``file``; see ``Recorder.begin``."""
         self._lock.refuse("start_timeline()")
         made = self._recorder or self._make()  # without the lock, because it imports modules
         with self._lock:
             self._recorder = self._recorder or made
-            self._hooks = self._recorder.begin(file, mark_cycles, directory, world, report)
+            self._listener = self._recorder.begin(file, mark_cycles, directory, world, report)
             self.on = True
 
     def end(self, patience_s: float) -> None:
-        """End the timeline, if there is one; see ``TimelineRecorder.end``."""
+        """End the timeline, if there is one; see ``Recorder.end``."""
         self._lock.refuse("stop_timeline()")
         with self._lock:
             self.on = False
-            self._hooks = None
+            self._listener = None
             if self._recorder is not None:
                 self._recorder.end(patience_s)
 
-    # --- events, which are passed on to the trace hooks while a timeline is recorded
+    # --- events, which are passed on to the recorder's listener while a timeline is recorded
 
-    # Each method reads the hooks once, because a user thread may end the timeline at any moment.
+    # Each method reads the listener once, because a user thread may end the timeline at any moment.
 
     def submitted(self, entries: Sequence[Submitted], together: bool) -> None:
-        if (hooks := self._hooks) is not None:
-            hooks.submitted(entries, together)
+        if (listener := self._listener) is not None:
+            listener.submitted(entries, together)
 
     def decided(self, bucket: Bucket) -> None:
-        if (hooks := self._hooks) is not None:
-            hooks.decided(bucket)
+        if (listener := self._listener) is not None:
+            listener.decided(bucket)
 
     def completed(self, ran: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
-        if (hooks := self._hooks) is not None:
-            hooks.completed(ran, place, begun_ns, ended_ns)
+        if (listener := self._listener) is not None:
+            listener.completed(ran, place, begun_ns, ended_ns)
 
     def waited(self, since_ns: int, until_ns: int) -> None:
-        if (hooks := self._hooks) is not None:
-            hooks.waited(since_ns, until_ns)
+        if (listener := self._listener) is not None:
+            listener.waited(since_ns, until_ns)
 
     def resumed(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
-        if (hooks := self._hooks) is not None:
-            hooks.resumed(epoch, schedule, buckets, start)
+        if (listener := self._listener) is not None:
+            listener.resumed(epoch, schedule, buckets, start)
 
     def frozen(self, epoch: int) -> None:
-        if (hooks := self._hooks) is not None:
-            hooks.frozen(epoch)
+        if (listener := self._listener) is not None:
+            listener.frozen(epoch)
 
     def drained(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
-        if (hooks := self._hooks) is not None:
-            hooks.drained(epoch, begun_ns, valid, void)
+        if (listener := self._listener) is not None:
+            listener.drained(epoch, begun_ns, valid, void)
 
     def left(self, epoch: int) -> None:
-        if (hooks := self._hooks) is not None:
-            hooks.left(epoch)
+        if (listener := self._listener) is not None:
+            listener.left(epoch)

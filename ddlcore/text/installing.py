@@ -20,8 +20,15 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 _CORE = "ddlcore"
-_NEEDED = "ddl-shm"  # the distributions of ddl need it, but for these
-_ALONE = {_CORE, "ddl-dashboard", "ddl-doctor", "ddl-prometheus"}
+_USUAL = ("ddl-shm",)  # what the distributions of ddl need, but for these
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    _CORE: (),
+    "ddl-dashboard": (),
+    "ddl-doctor": (),
+    "ddl-horovod": ("ddl-doctor", "ddl-shm"),
+    "ddl-prometheus": (),
+    "ddl-shm": (),
+}
 _CLONE = "  # in a clone of ddl"  # a comment: a shell ignores it, so the line can be copied whole
 _COMMAND = re.compile(r"pip install [^;`(\n]*")
 # A requirement after `pip install` that may be a distribution of ddl, with its extras, version and quotes.
@@ -55,7 +62,7 @@ def as_installed(text: str, *, absolute: bool = False) -> str:
     - An index: ``text`` is unchanged.
 
     If a distribution is already installed and pip has recorded its source, that source is used in place of ddlcore's.
-    If the distribution on which most of ddl's distributions depend is not installed, the command installs it as well.
+    If distributions of ddl on which they depend are not installed, the command installs them as well.
     If ``absolute`` is true, paths are absolute, because the text is for another host.
     """
     begin = text.find("pip install ")
@@ -81,16 +88,17 @@ def _replaced(absolute: bool, found: re.Match[str]) -> str:
 def _with_needed(absolute: bool, command: re.Match[str]) -> str:
     """Add what the distributions of ddl in ``command`` need, if it may be missing and an index would be asked for it."""
     words, names = command.group(), [found["name"] for found in _REQUIREMENT.finditer(command.group())]
-    if _NEEDED in names or (not absolute and _source(_NEEDED) is not None):  # absolute: nobody knows of the other host
-        return words
-    # A distribution that is not of ddl, or comes from an index, keeps its name; a folder of wheels is the only source.
-    new = (
-        _words(name, "", "", absolute) for name in names if name not in _ALONE and (absolute or _source(name) is None)
-    )
-    if all(one is None or one.startswith("--no-index") for one in new):
-        return words
+    needed: list[str] = []
+    for name in names:
+        if not absolute and _source(name) is not None:  # absolute: nobody knows what the other host has
+            continue
+        # A distribution that is not of ddl, or comes from an index, keeps its name; a folder of wheels is the only source.
+        new = _words(name, "", "", absolute)
+        if new is not None and not new.startswith("--no-index"):
+            needed += _NEEDS.get(name, _USUAL)
+    missing = {one: None for one in needed if one not in names and (absolute or _source(one) is None)}
     end = words.rstrip()
-    return f"{end} {_NEEDED}{words[len(end) :]}"
+    return f"{' '.join([end, *missing])}{words[len(end) :]}"
 
 
 def _words(name: str, extras: str, version: str, absolute: bool) -> str | None:

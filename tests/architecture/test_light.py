@@ -20,10 +20,10 @@ for table in (r.transports, r.adapters, r.fusion_policies, r.compressors, r.laun
     for provider in table.values():
         r.missing(provider)
 """
-# What a rank imports only if it has tensors on devices, records a timeline or belongs to an elastic job, and what runs
+# What a rank imports only if it has tensors on devices or belongs to an elastic job, and what runs
 # in the launcher.
 UNUSED = re.compile(
-    r"ddlcore\.(runtime\.(device|timeline_recorder)|observe\.(activity|gather|input_clock|merge|ring_buffer|timeline|trace_\w+|traffic)"
+    r"ddlcore\.(runtime\.(device|recorder)|observe\.(activity|input_clock|timeline_parts|traffic)"
     r"|process\.(elastic_member|pulses)|control\.local|coordinator|launch|commands)(\..*)?"
 )
 MOST_LINES = 20_900  # in the modules of the core that such a rank imports: a little more than there were

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ddl_doctor.recording.part_writer import Timeline
 
 import ddlcore as ddl
 from ddlcore import threads
-from ddlcore.observe.timeline import Timeline
 from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from ddlcore.threads import OwnThread, on_own_thread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddlcore import contracts
+from ddlcore.config.file import read_toml
 from ddlcore.text import installing
 from ddlcore.text.installing import as_installed, pip_install
 from ddlcore.text.nearest import nearest
@@ -40,7 +42,8 @@ def came_from(monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
     """
 
     def record(ddlcore: Any = None, **others: Any) -> None:
-        known = {"ddlcore": ddlcore, "ddl-shm": None, **{name.replace("_", "-"): one for name, one in others.items()}}
+        usual = {"ddlcore": ddlcore, "ddl-doctor": None, "ddl-shm": None}
+        known = {**usual, **{name.replace("_", "-"): one for name, one in others.items()}}
         known = {name: source for name, source in known.items() if source != "absent"}
 
         def pretended(name: str) -> Pretended:
@@ -223,6 +226,13 @@ def test_what_it_needs_comes_from_the_same_place(came_from: Record, clone: Path,
     )
     assert pip_install("ddlcore[tune]") == "pip install '.[tune]'"
     assert pip_install("ddl-mine") == "pip install ddl-mine"
+    for name in ("ddl_horovod", "ddl_doctor"):
+        (clone / "plugins" / name).mkdir(exist_ok=True)
+        (clone / "plugins" / name / "pyproject.toml").touch()
+    came_from({"url": clone.as_uri(), "dir_info": {}}, ddl_shm="absent", ddl_doctor="absent")
+    assert as_installed("pip install ddl-horovod ddl-mpi") == (
+        "pip install ./plugins/ddl_horovod ./plugins/ddl_mpi ./plugins/ddl_doctor ./plugins/ddl_shm"
+    )
     here = {"url": (clone / "plugins/ddl_mpi").as_uri(), "dir_info": {}}
     came_from(
         {"url": clone.as_uri(), "dir_info": {}},
@@ -248,6 +258,15 @@ def test_what_it_needs_comes_from_the_same_place(came_from: Record, clone: Path,
     wheels = [f"{tmp_path}/{name}-0.1.0-py3-none-any.whl" for name in ("ddl_tf", "ddl_shm")]
     assert pip_install("ddl-tf") == f"pip install {' '.join(wheels)}"
     assert pip_install("ddl-mpi") == f"pip install --no-index --find-links {tmp_path} ddl-mpi"
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "plugins").glob("*/pyproject.toml")), ids=lambda one: one.parent.name)
+def test_it_knows_what_each_distribution_needs(folder: Path) -> None:
+    """Those of ddl that the file of the distribution names, beside the core."""
+    project: Any = read_toml(folder)["project"]
+    asked = {re.split(r"[^\w-]", one)[0] for one in project["dependencies"]}
+    needed = {one for one in asked if one.startswith("ddl") and one != "ddlcore"}
+    assert set(installing._NEEDS.get(project["name"], installing._USUAL)) == needed
 
 
 def test_plugins_reach_it_through_the_contracts() -> None:

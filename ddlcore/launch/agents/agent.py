@@ -64,7 +64,7 @@ from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.messages.coding import encode as encode_for_rank
 from ddlcore.messages.elastic import CoordinatorLost, Opened, Process
 from ddlcore.messages.ranks import FIRST_START, LaunchedRank
-from ddlcore.observe.merge import parts_in
+from ddlcore.observe.timeline_parts import parts_in
 
 _PART_BYTES = 1 << 24  # read from a file at a time
 _STDIN = "its standard input ended"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddlcore.launch.agents.wire import Data
 from ddlcore.launch.output.output import Output
-from ddlcore.observe.timeline import part_of
+from ddlcore.observe.timeline_parts import part_of
 
 _PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
 

@@ -176,16 +176,15 @@ def run_placed(
         remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, registry, say)
         membership = build_membership(placed.layout.ranks, settings, placed.places, placed.most)
         table = host_table_of(placed, settings)
-        network = (placed.places, settings, registry, say, remote, None)
-        server, observed = open_network(*network, membership, watches, table)
+        job = (placed.places, settings, registry, say, remote, None)
+        server, observed = open_network(*job, membership, watches, table)
         stack.callback(server.close)
         stack.callback(watches.drained)
         if remote is not None:
             stack.callback(remote.agents.close)
             _prepare(remote, server, environ, task, lambda text: _show(screens[1], text) if remarks else None)
-        threads, environments, late = local_environments(
-            placed.layout, remote, settings, environ, server.job_file, chosen_port(placed.layout, environ)
-        )
+        network = (server.job_file, chosen_port(placed.layout, environ), watches.timeline_dir)
+        threads, environments, late = local_environments(placed.layout, remote, settings, environ, *network)
         if verbose:
             say(f"{size} ranks; {', '.join(f'{name}={value}' for name, value in threads.items())}")
         files = {rank: nameless_file() for rank in (*environments, _TASK)}
@@ -197,6 +196,7 @@ def run_placed(
         again = _again(environments, late, files, output)
         growth = growth_of(table, settings, membership, again, server, remote, say)
         ends = _supervised(processes, placed, settings, server, observed, output, remote, environ, say, watches, growth)
+        watches.finished(lambda text: _show(screens[1], text))
         members = range(size) if membership is None or not membership.complete else membership.world.members
         outcomes = _outcomes(placed.places, files, remote)
     results = _results(ends, outcomes, observed.raised, output, members)
@@ -288,7 +288,7 @@ def _supervised(
         if remote is None:
             server.start()
         else:
-            problems = remote.begin((), environ, settings, lambda: False)
+            problems = remote.begin((), environ, settings, lambda: False, timeline_dir=watches.timeline_dir)
             if problems:
                 raise DdlInternalError(f"run: {'; '.join(problems)}")
         ends = job.run(placed.host_names().__getitem__, placed.discovery)

@@ -25,7 +25,6 @@ from ddlcore.launch.job.local_ranks import begin_all, local_environments
 from ddlcore.launch.job.network import ObservedCoordinator, open_network
 from ddlcore.launch.job.running import RunningJob
 from ddlcore.launch.job.signals import SignalTrap
-from ddlcore.launch.job.timeline import Gathering
 from ddlcore.launch.job.watch import Watch, WatchedJob, Watches, watching
 from ddlcore.launch.output.output import Output, rank_directory
 from ddlcore.launch.output.screen import Screen, coloured, file_writer
@@ -191,9 +190,6 @@ def _run(launch: JobDescription, watches: Watches) -> int:
         compile_kernels(machine_code_of(launch.registry), screens[1].say, launch.settings.text("cache_dir"))
     adopt_orphans()
     with contextlib.ExitStack() as stack:
-        gathering = _gathering(launch.settings)
-        if gathering is not None:
-            stack.push(lambda kind, error, trace: gathering.drop() if kind is NotStarted else None)
         quorum = _quorum(launch)
         places, home = (launch.places, launch.placed.most), Coordinating(host=launch.layout.here)
         membership = build_membership(launch.layout.ranks, launch.settings, *places, quorum, home)
@@ -210,9 +206,9 @@ def _run(launch: JobDescription, watches: Watches) -> int:
             stack.callback(remote.agents.close)
             _prepare(launch, remote, server, trap, screens[1].say)
         begun_s = time.monotonic()
-        processes, begin_here = _begin(launch, server, output, say, remote, gathering)
+        processes, begin_here = _begin(launch, server, output, say, remote, watches.timeline_dir)
         if remote is not None:
-            _begin_remote(launch, remote, output, processes, trap, gathering)
+            _begin_remote(launch, remote, output, processes, trap, watches.timeline_dir)
         parts = (begin_here, server, remote, say, _handing_over(launch, remote, quorum))
         growth = growth_of(table, launch.settings, membership, *parts)
         agents = None if remote is None else remote.agents
@@ -228,17 +224,9 @@ def _run(launch: JobDescription, watches: Watches) -> int:
             remote.agents.release()
             remote.agents.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
-        if gathering is not None:
-            gathering.finish(screens[1].say, launch.size)
+        watches.finished(screens[1].say)
     _conclude(launch, host_of, ends, observed, output, screens[1], supervisor, begun_s)
     return observed.exit_code(ends, supervisor.killed)
-
-
-def _gathering(settings: Settings) -> Gathering | None:
-    try:
-        return Gathering.of(settings)
-    except ValueError as error:
-        raise NotStarted(str(error)) from None
 
 
 def _remote_launch(
@@ -309,7 +297,7 @@ def _begin_remote(
     output: Output,
     local: Sequence[RankProcess],
     trap: SignalTrap,
-    gathering: Gathering | None,
+    timeline_dir: Path | None,
 ) -> None:
     """Tell the agents to start their ranks, and wait until all agents have done so.
 
@@ -317,8 +305,7 @@ def _begin_remote(
     this function first kills the ranks of this host (``local``). The agents kill their ranks when the agents are
     closed.
     """
-    parts = gathering.directory if gathering is not None else None
-    problems = remote.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), parts)
+    problems = remote.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), timeline_dir)
     if problems or trap.came():
         for process in local:
             process.signal_group(signal.SIGKILL)
@@ -345,17 +332,16 @@ def _begin(
     output: Output,
     say: Callable[[str], None],
     remote: RemoteLaunch | None,
-    gathering: Gathering | None = None,
+    timeline_dir: Path | None = None,
 ) -> tuple[list[RankProcess], BeginHere]:
     """Start the ranks of this host.
 
     Return their processes, and a function that starts another process of a rank on this host. Raises NotStarted if a
     rank cannot be started.
     """
-    parts = str(gathering.directory) if gathering is not None else ""
     port = launch.port if remote is not None else launch.port or master_port({})
     threads, environments, late = local_environments(
-        launch.layout, remote, launch.settings, launch.environ, server.job_file, port, parts
+        launch.layout, remote, launch.settings, launch.environ, server.job_file, port, timeline_dir
     )
     if threads and environments:
         share, cores = next(iter(threads.values())), usable_cores()

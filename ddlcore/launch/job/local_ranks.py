@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlcore.config.loading import Settings
@@ -47,28 +48,29 @@ def local_environments(
     environ: Mapping[str, str],
     job_file: str,
     port: int,
-    timeline_dir: str = "",
+    timeline_dir: Path | None = None,
 ) -> tuple[dict[str, str], dict[LaunchedRank, dict[str, str]], LateEnvironment]:
     """Return the environments of the ranks of this host, as a tuple of three values.
 
     The first value is the variables for thread counts that the user has not set. The second is the complete environment
     of each rank of this host. The third is a function that returns the environment of a process that is started on this
     host while other ranks already train. ``remote`` is None if the job has no agents. ``port`` is the value of
-    MASTER_PORT. ``timeline_dir`` is the directory for parts of a timeline, or "" if no timeline is wanted.
+    MASTER_PORT. ``timeline_dir`` is the directory for parts of a timeline, or None if no timeline is wanted.
     """
+    parts = str(timeline_dir or "")
     local = layout.ranks_of(0) if remote is None else remote.remote_plan.local_ranks
     threads = thread_variables(environ, usable_cores(), max(1, len(local)))
     told, elastic = RankVariables.of(settings), settings.whole("min_np") > 0
     shared = shared_environment(environ, {**threads, **setting_variables(settings)}, told.torchrun)
     if remote is None:
-        owns = own_environments(layout.ranks, (HostFacts(job_file, timeline_dir=timeline_dir),), port, told, elastic)
+        owns = own_environments(layout.ranks, (HostFacts(job_file, timeline_dir=parts),), port, told, elastic)
     else:
-        owns = remote.environments(job_file, port, timeline_dir)
+        owns = remote.environments(job_file, port, parts)
 
     def late(rank: LaunchedRank, hosts: Sequence[int]) -> dict[str, str]:
         if remote is not None:
             return {**shared, **remote.own_variables(rank, layout.hosts[layout.here], hosts)}
-        here = HostFacts(job_file, timeline_dir=timeline_dir)
+        here = HostFacts(job_file, timeline_dir=parts)
         return {**shared, **late_environment(Placement(rank, tuple(hosts)), here, "", port, told)}
 
     return threads, {rank: {**shared, **owns[rank]} for rank in local}, late

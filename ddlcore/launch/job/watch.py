@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ddlcore.config.loading import Settings
 from ddlcore.errors import PluginError
@@ -45,10 +46,13 @@ class RunningRanks:
 class Watch:
     """The base class of an observer of one job. A subclass overrides the methods for those events that it needs.
 
-    The main thread calls ``screens``, ``open``, ``begin``, ``drained``, ``over`` and ``close``, in this order. The
+    The main thread calls ``screens``, ``open``, ``begin``, ``finished``, ``drained``, ``over`` and ``close``, in this
+    order. The
     control server's thread calls ``heard`` and ``passed``, so these two must return quickly. Any thread of the launcher
     may call ``rank_ended`` and ``said``. No method may wait without a limit: the launcher waits for its return.
     """
+
+    timeline_dir: Path | None = None  # where the launcher brings the ranks' parts of a timeline; None: nowhere
 
     def __init__(self, job: WatchedJob) -> None:
         """Prepare to observe ``job``. Raises ValueError or OSError, with a message of one line, if it cannot."""
@@ -89,6 +93,9 @@ class Watch:
     def said(self, text: str) -> None:
         """Handle a line that the launcher has shown to the user, such as the report of a stall."""
 
+    def finished(self, say: Callable[[str], None]) -> None:
+        """Take note that all ranks have ended and that all their output was shown. ``say`` shows a line to the user."""
+
     def drained(self) -> None:
         """Take note that all ranks have ended and that all their output was shown, or that no rank was started."""
 
@@ -113,6 +120,11 @@ class Watches:
         self._all = tuple(watches)
         self._present = self._all
         self._say: Callable[[str], None] = lambda text: None
+
+    @property
+    def timeline_dir(self) -> Path | None:
+        """The directory to which the ranks' parts of a timeline are brought; None: a watch does not ask for them."""
+        return next((watch.timeline_dir for watch in self._all if watch.timeline_dir is not None), None)
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
         """Return the screens for the job's stdout and stderr, as each watch wants them."""
@@ -145,6 +157,9 @@ class Watches:
 
     def said(self, text: str) -> None:
         self._each(lambda watch: watch.said(text))
+
+    def finished(self, say: Callable[[str], None]) -> None:
+        self._each(lambda watch: watch.finished(say))
 
     def drained(self) -> None:
         self._each(lambda watch: watch.drained())

@@ -1,8 +1,16 @@
-"""Describe what ddl_doctor adds, as plain data: the commands, the checks of `ddl doctor`, and an observer of ranks."""
+"""Describe what ddl_doctor adds, as plain data: commands, the checks of `ddl doctor`, and what records timelines."""
 
 from __future__ import annotations
 
-from ddlcore.hooks import CheckProvider, CommandProvider, ObserverProvider, Setting, hookimpl
+from ddlcore.hooks import (
+    CheckProvider,
+    CommandProvider,
+    ObserverProvider,
+    RecorderProvider,
+    Setting,
+    WatchProvider,
+    hookimpl,
+)
 
 
 @hookimpl
@@ -35,7 +43,11 @@ def ddl_checks() -> list[CheckProvider]:
 
 @hookimpl
 def ddl_observers() -> list[ObserverProvider]:
-    """Return the provider of the samples by which `ddl doctor -- COMMAND` sees how long a step waits for input."""
+    """Return the providers of two observers.
+
+    One takes the samples by which `ddl doctor -- COMMAND` sees how long a step waits for input. The other starts the
+    timeline of a rank.
+    """
     sample_ms = Setting(
         "sample_ms",
         float,
@@ -51,5 +63,59 @@ def ddl_observers() -> list[ObserverProvider]:
             settings=(sample_ms,),
             setting="sample_ms",
             doc="tells the launcher on which lines of the script the time of a step is spent",
+        ),
+        ObserverProvider(
+            "timeline",
+            "ddl_doctor.recording.starting:Starting",
+            settings=_timeline(),
+            setting="timeline",
+            doc="starts the timeline of a rank",
+        ),
+    ]
+
+
+@hookimpl
+def ddl_watches() -> list[WatchProvider]:
+    """Return the provider of the watch that merges what the ranks have recorded."""
+    return [
+        WatchProvider(
+            "timeline",
+            "ddl_doctor.recording.gathering:Gathering",
+            settings=_timeline(),
+            setting="timeline",
+            doc="merges the ranks' parts of a timeline into one trace",
         )
     ]
+
+
+@hookimpl
+def ddl_recorders() -> list[RecorderProvider]:
+    """Return the provider of the recorder that start_timeline() uses."""
+    return [
+        RecorderProvider(
+            "timeline", "ddl_doctor.recording.recorder:TimelineRecorder", doc="records the timeline of a rank"
+        )
+    ]
+
+
+def _timeline() -> tuple[Setting, ...]:
+    """Return the settings of a timeline."""
+    return (
+        Setting(
+            "timeline",
+            str,
+            "",
+            "file for a timeline of all ranks, as a Chrome trace (read it by `ddl timeline summary FILE`); "
+            "NAME.zip: a part for each rank, with a manifest for Perfetto; empty: none",
+            group="output",
+            brief="Write a timeline of all ranks to FILE.",
+            metavar="FILE",
+        ),
+        Setting(
+            "timeline_mark_cycles",
+            bool,
+            False,
+            "in the timeline, mark where each period of a schedule begins",
+            group="output",
+        ),
+    )

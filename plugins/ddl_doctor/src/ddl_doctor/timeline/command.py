@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
+from ddl_doctor.recording.merge import merge as merge_parts
 from ddl_doctor.timeline.page import page, sentences, tables
 from ddl_doctor.timeline.reading import read_trace
 from ddl_doctor.timeline.summary import summarise
 from ddlcore.commands.help import Command, examples
-from ddlcore.observe.merge import merge as merge_parts
-from ddlcore.observe.merge import parts_in
+from ddlcore.observe.timeline_parts import parts_in
 from ddlcore.text.columns import aligned
 
 

@@ -6,7 +6,7 @@ import json
 import zipfile
 from pathlib import Path
 
-from ddlcore.observe.merge import Event, decoded, metadata_of, read_part
+from ddl_doctor.recording.merge import Event, decoded, metadata_of, read_part
 
 
 def read_trace(path: Path) -> tuple[Event, list[Event]]:

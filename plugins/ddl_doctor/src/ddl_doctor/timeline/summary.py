@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddl_doctor.recording.trace_writer import MEMCPY_IN, MEMCPY_OUT, WORLD
 from ddl_doctor.timeline.intervals import Cover, Interval, common
-from ddlcore.observe.trace_writer import MEMCPY_IN, MEMCPY_OUT, WORLD
 
 Event = dict[str, Any]
 SHOWN = 10  # rows of the tables of buckets and tensors

@@ -19,7 +19,7 @@ from ddl_doctor.timeline.summary import runs_of, summarise
 import ddlcore as ddl
 from ddlcore.process.job import Job
 from ddlcore.testing import World
-from tests.observe.agreement import ahead_us, ends_apart
+from plugins.ddl_doctor.tests.recording.agreement import ahead_us, ends_apart
 
 pytestmark = pytest.mark.timeout(270)
 
@@ -87,7 +87,7 @@ def test_clocks_that_had_to_be_measured_are_as_right_as_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no boot says that it is one clock: what is added is within its error of the truth, and so are the buckets' ends."""
-    monkeypatch.setattr("ddlcore.runtime.timeline_recorder.boot_id", lambda: "")
+    monkeypatch.setattr("ddl_doctor.recording.recorder.boot_id", lambda: "")
     metadata, events = record(3, tmp_path / "t.json", steps)
     looks = [event["args"] for event in events if event["name"] == "CLOCK"]
     assert len(looks) >= 3, "each rank looks"
@@ -220,7 +220,7 @@ def test_it_may_be_stopped_while_another_thread_is_about_to_record(
         planned = epochs.planned
 
         def stopping(schedule: int) -> Any:
-            job._parts.timeline._hooks = None
+            job._parts.timeline._listener = None
             stopped.append(rank)
             return planned(schedule)
 

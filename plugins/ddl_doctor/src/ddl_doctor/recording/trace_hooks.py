@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+from ddl_doctor.recording.ring_buffer import RecordKind, RingBuffer
 from ddlcore.messages.to_rank import Bucket, Planned
-from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
 
 
 class Counted(Protocol):
@@ -29,6 +29,8 @@ class TraceHooks:
 
     Only one thread at a time may call ``completed``. Any thread may call the other methods.
     """
+
+    on = True
 
     def __init__(self, ring: RingBuffer, counted: Counted) -> None:
         self.ring = ring

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -13,14 +12,13 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
-from ddlcore.observe.trace_writer import TraceWriter
+from ddl_doctor.recording.ring_buffer import RecordKind, RingBuffer
+from ddl_doctor.recording.trace_writer import TraceWriter
+from ddlcore.observe.timeline_parts import parts_in
 from ddlcore.threads import OwnThread
 
 log = logging.getLogger("ddl")
-PART = "rank*.json"  # pattern of the names of the ranks' files
 MADE_HERE = ".ddl-timeline"  # file that marks a directory as created by ddl: other directories are never removed
-_PART_NAME = re.compile(r"rank\d+(\.\d+)?\.json")
 FLUSH_S = 0.2
 CHUNK = 32  # number of records after which a write to the file lets other threads run
 CLOCK_S = 10.0  # time between two readings of the coordinator's clock
@@ -32,19 +30,6 @@ Clock = Callable[[], "tuple[int, int] | None"]  # offset and error in ns; None: 
 def parts_beside(file: Path) -> Path:
     """Return the directory in which the ranks write their parts, before the parts are merged into ``file``."""
     return file.with_name(file.name + ".ranks")
-
-
-def part_of(directory: Path, rank: int) -> Path:
-    """Return the path of a new file for the timeline of ``rank`` in ``directory``.
-
-    If the rank already has a file in the directory, the new name contains a number.
-    """
-    number = 0
-    while True:
-        path = directory / (f"rank{rank}.{number}.json" if number else f"rank{rank}.json")
-        if not path.exists():
-            return path
-        number += 1
 
 
 def make_directory(directory: Path) -> None:
@@ -70,9 +55,8 @@ def remove_directory(directory: Path) -> None:
     if directory.is_symlink() or not (directory / MADE_HERE).is_file():
         return
     with contextlib.suppress(OSError):
-        for path in [*directory.iterdir()]:
-            if _PART_NAME.fullmatch(path.name):
-                path.unlink()
+        for path in parts_in(directory):
+            path.unlink()
     remove_if_empty(directory)
 
 

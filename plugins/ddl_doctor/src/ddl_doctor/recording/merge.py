@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import zipfile
 from bisect import bisect
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,6 @@ import msgspec
 from ddlcore.contracts.atomic import replacing
 
 Event = dict[str, Any]
-_NUMBERS = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
 
 
 @dataclass
@@ -53,12 +51,6 @@ class Part:
         before, after = looks[max(at - 1, 0)], looks[min(at, len(looks) - 1)]
         share = (ts - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 0.0
         return (before[1] + (after[1] - before[1]) * share) / 1000
-
-
-def parts_in(directory: Path) -> list[Path]:
-    """Return the paths of the ranks' parts in ``directory``, in the order of the ranks."""
-    found = [(match, path) for path in directory.glob("rank*.json") if (match := _NUMBERS.fullmatch(path.name))]
-    return [path for _, path in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))]
 
 
 def read_part(path: Path) -> Part:

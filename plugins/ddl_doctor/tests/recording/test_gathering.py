@@ -10,26 +10,29 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from ddl_doctor.recording.gathering import Gathering
+from ddl_doctor.recording.merge import merge
+from ddl_doctor.recording.part_writer import TraceFile, make_directory
+from ddl_doctor.recording.ring_buffer import RecordKind, RingBuffer
+from ddl_doctor.recording.trace_writer import TraceWriter
 from ddl_doctor.timeline.reading import read_trace
 from ddl_doctor.timeline.summary import runs_of, summarise, worlds_of
 from msgspec.structs import asdict
 
 from ddlcore.commands.cli import main
-from ddlcore.config.loading import Settings, load_settings
-from ddlcore.launch.job.timeline import Gathering
+from ddlcore.launch.job.watch import RunningRanks, WatchedJob
 from ddlcore.messages.coding import encode
 from ddlcore.messages.elastic import WorldReport
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket, Planned
-from ddlcore.observe.merge import merge, parts_in
-from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
-from ddlcore.observe.timeline import TraceFile, make_directory
-from ddlcore.observe.trace_writer import TraceWriter
+from ddlcore.observe.timeline_parts import parts_in
+from ddlcore.plug.settings import settings_of
 from ddlcore.text.plain import plain
 from ddlcore.types import DType, Kind
+from plugins.ddl_doctor.tests.recording.agreement import ends_apart
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 from tests.launch.starting import Ddl
-from tests.observe.agreement import ends_apart
 
 processes = pytest.mark.processes
 SCRIPT = """
@@ -356,7 +359,9 @@ def test_parts_that_were_left_are_merged_by_hand(tmp_path: Path, capsys: pytest.
 
 def part(path: Path, rank: int, world: int, first_us: int) -> None:
     """Write what ``rank`` records in a world: three periods of one bucket, and no end of its replay."""
-    report = asdict(WorldReport(world, 2, lost=(1,) if world > 1 else (), still_s=0.5, text=f"world {world}"))
+    report = asdict(
+        WorldReport(world, 2, lost=(LaunchedRank(1),) if world > 1 else (), still_s=0.5, text=f"world {world}")
+    )
     writer = TraceWriter(rank, rank, "h", lambda set_id, kind: "shm", world=report)
     file = TraceFile(path)
     file.add(writer.begin({"rank": rank, "size": 2, "host": "h", "world": f"world{world}"}, first_us * 1000))
@@ -466,9 +471,11 @@ def test_a_report_of_the_doctor_shows_any_name() -> None:
 # --- whose directory it is
 
 
-def settings(file: Path) -> Settings:
-    """With --timeline FILE."""
-    return load_settings({}, flags={"timeline": str(file)})
+def gathering(file: Path | str) -> Gathering:
+    """Return that of a job of two ranks, with --timeline ``file``."""
+    settings, _ = settings_of({}, {"timeline": str(file)}, warns=False)
+    Gathering.check(settings)
+    return Gathering(WatchedJob(settings, "a job", ("here", "here", "")))
 
 
 def test_a_directory_that_ddl_did_not_make_stays(tmp_path: Path) -> None:
@@ -477,7 +484,7 @@ def test_a_directory_that_ddl_did_not_make_stays(tmp_path: Path) -> None:
     theirs.mkdir()
     (theirs / "rank0.json").write_text("precious")
     with pytest.raises(ValueError, match=r"t\.json\.ranks, which holds what ddl did not write; move that away"):
-        Gathering.of(settings(tmp_path / "t.json"))
+        gathering(tmp_path / "t.json")
     assert (theirs / "rank0.json").read_text() == "precious"
 
 
@@ -487,32 +494,68 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real" / "rank0.json").write_text("precious")
     (tmp_path / "t.json.ranks").symlink_to(tmp_path / "real")
     with pytest.raises(ValueError, match="which holds what ddl did not write"):
-        Gathering.of(settings(tmp_path / "t.json"))
+        gathering(tmp_path / "t.json")
     assert (tmp_path / "real" / "rank0.json").read_text() == "precious"
 
 
 def test_what_is_put_among_the_parts_stays(tmp_path: Path) -> None:
     """The parts go, a file of somebody's does not, nor the directory that it is in."""
-    gathering = Gathering.of(settings(tmp_path / "t.json"))
-    assert gathering is not None
+    one = gathering(tmp_path / "t.json")
+    assert one.timeline_dir is not None
     for name in ("rank0.json", "rank1.2.json", "notes.txt", "rank_of_mine.json"):
-        (gathering.directory / name).write_text("[]")
-    gathering.drop()
-    assert {path.name for path in gathering.directory.iterdir()} >= {"notes.txt", "rank_of_mine.json"}
-    assert not (gathering.directory / "rank0.json").exists()
+        (one.timeline_dir / name).write_text("[]")
+    one.close()
+    assert {path.name for path in one.timeline_dir.iterdir()} >= {"notes.txt", "rank_of_mine.json"}
+    assert not (one.timeline_dir / "rank0.json").exists()
 
 
 def test_what_an_earlier_job_has_left_is_taken_away(tmp_path: Path) -> None:
     """Its parts are ours; an empty directory that was there stays."""
-    first = Gathering.of(settings(tmp_path / "t.json"))
-    assert first is not None
-    (first.directory / "rank0.json").write_text("[]")
-    again = Gathering.of(settings(tmp_path / "t.json"))
-    assert again is not None and parts_in(again.directory) == []
-    again.drop()
-    assert not again.directory.exists()
-    again.directory.mkdir()
-    third = Gathering.of(settings(tmp_path / "t.json"))
-    assert third is not None
-    third.drop()
-    assert third.directory.is_dir()
+    first = gathering(tmp_path / "t.json")
+    assert first.timeline_dir is not None
+    (first.timeline_dir / "rank0.json").write_text("[]")
+    again = gathering(tmp_path / "t.json")
+    assert again.timeline_dir is not None and parts_in(again.timeline_dir) == []
+    again.close()
+    assert not again.timeline_dir.exists()
+    again.timeline_dir.mkdir()
+    third = gathering(tmp_path / "t.json")
+    assert third.timeline_dir is not None
+    third.close()
+    assert third.timeline_dir.is_dir()
+
+
+def test_parts_that_could_not_be_merged_stay(tmp_path: Path) -> None:
+    """Of ranks that were started: nothing that they have written is lost with the launcher's error."""
+    one = gathering(tmp_path / "t.json")
+    assert one.timeline_dir is not None
+    one.begin(RunningRanks(lambda: None, lambda rank: "here", str))
+    part(one.timeline_dir / "rank0.json", 0, 1, 0)
+    one.close()
+    assert [path.name for path in parts_in(one.timeline_dir)] == ["rank0.json"]
+
+
+def test_the_ranks_that_have_recorded_are_counted(tmp_path: Path) -> None:
+    """Of those that were started at first, not of the places that an elastic job may take later."""
+    said: list[str] = []
+    one = gathering(tmp_path / "t.json")
+    assert one.timeline_dir is not None
+    one.begin(RunningRanks(lambda: None, lambda rank: "here", str))
+    part(one.timeline_dir / "rank1.json", 1, 1, 0)
+    part(one.timeline_dir / "rank1.1.json", 1, 2, 0)
+    one.finished(said.append)
+    one.close()
+    (line,) = said
+    assert line.startswith(f"timeline of 1 ranks out of 2 in {tmp_path / 't.json'};")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_a_dynamic_timeline_is_started_by_the_script_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Horovod: the launcher makes no directory, and has nothing to say in the end."""
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    one = gathering("Dynamic")
+    one.begin(RunningRanks(lambda: None, lambda rank: "here", str))
+    one.finished(said.append)
+    one.close()
+    assert one.timeline_dir is None and said == [] and list(tmp_path.iterdir()) == []

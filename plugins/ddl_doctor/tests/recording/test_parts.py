@@ -13,15 +13,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ddl_doctor.recording.merge import merge, read_part
+from ddl_doctor.recording.part_writer import Timeline, TraceFile
+from ddl_doctor.recording.readiness import Readiness
+from ddl_doctor.recording.ring_buffer import RecordKind, RingBuffer
+from ddl_doctor.recording.trace_writer import TraceWriter
 from ddl_doctor.timeline.reading import read_trace
 
 from ddlcore.messages.to_rank import Bucket
 from ddlcore.observe.clock import Reading, compare
-from ddlcore.observe.merge import merge, parts_in, read_part
-from ddlcore.observe.readiness import Readiness
-from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
-from ddlcore.observe.timeline import Timeline, TraceFile, part_of
-from ddlcore.observe.trace_writer import TraceWriter
+from ddlcore.observe.timeline_parts import part_of, parts_in
 from ddlcore.types import Kind
 
 pytestmark = pytest.mark.timeout(240)
@@ -103,7 +104,7 @@ WRITER = """
 import json
 import sys
 from pathlib import Path
-from ddlcore.observe.timeline import TraceFile
+from ddl_doctor.recording.part_writer import TraceFile
 file = TraceFile(Path(sys.argv[1]))
 n = 0
 while True:

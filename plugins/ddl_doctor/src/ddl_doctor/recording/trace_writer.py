@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ddl_doctor.recording.readiness import Readiness
+from ddl_doctor.recording.ring_buffer import Record, RecordKind
 from ddlcore.messages.coding import decode_spec
 from ddlcore.messages.to_rank import Bucket, Planned
-from ddlcore.observe.readiness import Readiness
-from ddlcore.observe.ring_buffer import Record, RecordKind
 from ddlcore.types import Kind
 
 MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"

@@ -1,0 +1,108 @@
+"""Records the timelines of one rank, and brings the parts of all ranks together if no launcher does this."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from pathlib import Path
+from time import perf_counter_ns
+
+from msgspec.structs import asdict
+
+from ddl_doctor.recording.exchange import collect, send
+from ddl_doctor.recording.merge import merge
+from ddl_doctor.recording.part_writer import Timeline, parts_beside, remove_directory, remove_if_empty
+from ddl_doctor.recording.ring_buffer import RingBuffer
+from ddl_doctor.recording.trace_hooks import TraceHooks
+from ddl_doctor.recording.trace_writer import TraceWriter
+from ddlcore.errors import DdlInternalError
+from ddlcore.messages.elastic import WorldReport
+from ddlcore.observe.clock import boot_id, compare
+from ddlcore.observe.timeline_parts import part_of, parts_in
+from ddlcore.runtime.recorder import RecordedRank, Recorder
+from ddlcore.types import Kind
+
+log = logging.getLogger("ddl")
+
+
+class TimelineRecorder(Recorder):
+    """Records one timeline after the other; see ``Recorder``."""
+
+    def __init__(self, rank: RecordedRank) -> None:
+        self._rank = rank
+        self._timeline: Timeline | None = None
+        self._file: Path | None = None  # where this rank merges the parts; None: the launcher merges them
+        self._made = 0
+
+    def begin(
+        self, file: Path, mark_cycles: bool, directory: Path | None, world: str, report: WorldReport | None
+    ) -> TraceHooks:
+        if self._timeline is not None:
+            raise ValueError(f"a timeline is being recorded to {self._timeline.path}; call stop_timeline() first")
+        file = file.absolute()
+        if file.is_dir():
+            raise ValueError(f"timeline {file} is a directory; name a file")
+        self._made += 1
+        ring = RingBuffer()
+        rank, host = self._rank.launched.rank, socket.gethostname()
+        own = self._rank.ranks.index(rank) if report is None else rank
+        facts = {"rank": own, "size": len(self._rank.ranks), "host": host, "world": world, **self._rank.facts}
+        mark = None if report is None else asdict(report)
+        writer = TraceWriter(rank, own, host, self._transport, mark_cycles, mark)
+        try:
+            path = part_of(directory or parts_beside(file), rank)
+            timeline = Timeline(ring, writer, path, facts, self._look)
+        except OSError as error:
+            raise ValueError(f"timeline {file}: {error.strerror} ({error.filename})") from None
+        self._file = None if directory is not None else file
+        self._timeline = timeline
+        timeline.start()
+        return TraceHooks(ring, self._rank.meter)
+
+    def end(self, patience_s: float) -> None:
+        timeline, self._timeline = self._timeline, None
+        if timeline is None:
+            return
+        timeline.stop()
+        if self._file is not None:
+            self._bring_together(self._file, timeline.path, patience_s)
+
+    # --- what the writing thread asks for
+
+    def _transport(self, set_id: int, kind: Kind) -> str:
+        try:
+            return self._rank.sets.route(set_id).serving(kind).name
+        except DdlInternalError:  # the process set was removed meanwhile
+            return "ddl"
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            return compare(self._rank.clock, perf_counter_ns, boot_id())
+        except (DdlInternalError, ValueError):  # without the coordinator, the last comparison stays valid
+            return None
+
+    # --- without a launcher
+
+    def _bring_together(self, file: Path, path: Path, patience_s: float) -> None:
+        store, rank, hosts = self._rank.store, self._rank.launched.rank, self._rank.launched.hosts
+        first = self._rank.ranks[0]
+        prefix = f"timeline/{self._made}/"
+        if rank != first:
+            send(store, f"{prefix}{rank}", path, hosts[rank] == hosts[first])
+            if hosts[rank] != hosts[first]:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                remove_if_empty(path.parent)
+            return
+        missing = collect(store, prefix, self._rank.ranks[1:], path.parent, patience_s)
+        if missing:
+            who = ", ".join(map(str, missing))
+            log.warning("timeline %s: rank %s had not stopped it within %g s", file, who, patience_s)
+        try:
+            for problem in merge(parts_in(path.parent), file):
+                log.warning("timeline %s: %s", file, problem)
+            if not missing:
+                remove_directory(path.parent)
+        except OSError as error:
+            log.warning("timeline %s: %s; the ranks' parts are in %s", file, error.strerror, path.parent)
