@@ -11,7 +11,6 @@ from ddlcore.hooks import (
     DiscoveryProvider,
     FusionProvider,
     LauncherProvider,
-    ObserverProvider,
     TransportProvider,
     TunerProvider,
     hookimpl,
@@ -155,19 +154,6 @@ def ddl_discoveries() -> list[DiscoveryProvider]:
             target="ddlcore.builtin.discovery:SlurmDiscovery",
             doc="the nodes of the allocation that are up",
         ),
-    ]
-
-
-@hookimpl
-def ddl_observers() -> list[ObserverProvider]:
-    """Return the provider of the pulses, by which watches learn how the ranks are."""
-    return [
-        ObserverProvider(
-            "pulses",
-            "ddlcore.process.pulses:Pulses",
-            setting="pulse_s",
-            doc="tells the launcher a rank's load and progress",
-        )
     ]
 
 

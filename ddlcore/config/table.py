@@ -396,22 +396,6 @@ SETTINGS: tuple[Setting, ...] = (
         group="faults",
     ),
     Setting(
-        "pulse_s",
-        float,
-        0.0,
-        "how often each rank reports its load and progress to the launcher, in seconds; 0: never. `ddl run --top` "
-        "sets it",
-        minimum=0,
-        group="output",
-    ),
-    Setting(
-        "activity",
-        bool,
-        False,
-        "1: each of these reports also tells what the rank waits for. The launcher sets it for a watch that shows this",
-        group="output",
-    ),
-    Setting(
         "log_level",
         str,
         "WARNING",

@@ -29,11 +29,13 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
         "timeline": "ddl-doctor",
     },
     "setting": {
+        "activity": "ddl-doctor",
         "dashboard": "ddl-dashboard",
         "hierarchical_chunk_bytes": "ddl-shm",
         "hierarchical_shares": "ddl-shm",
         "metrics_address": "ddl-prometheus",
         "metrics_port": "ddl-prometheus",
+        "pulse_s": "ddl-doctor",
         "sample_ms": "ddl-doctor",
         "shm_chunk_bytes": "ddl-shm",
         "timeline": "ddl-doctor",
@@ -41,7 +43,12 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
         "top": "ddl-dashboard",
     },
     "watch": {"dashboard": "ddl-dashboard", "timeline": "ddl-doctor", "top": "ddl-dashboard"},
-    "observer": {"metrics": "ddl-prometheus", "samples": "ddl-doctor", "timeline": "ddl-doctor"},
+    "observer": {
+        "metrics": "ddl-prometheus",
+        "pulses": "ddl-doctor",
+        "samples": "ddl-doctor",
+        "timeline": "ddl-doctor",
+    },
     "recorder": {"timeline": "ddl-doctor"},
     "bench peer": {"gloo": "ddl-torch", "mpi": "ddl-mpi"},
 }

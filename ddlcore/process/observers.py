@@ -6,7 +6,6 @@ The hook ``ddl_observers`` names the observers. None of them takes part in a tra
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -106,18 +105,6 @@ def observers(rank: ObservedRank, environ: Mapping[str, str]) -> list[RankObserv
             one.close()
         raise
     return made
-
-
-def main_thread() -> int:
-    """Return the number of the process's main thread, as ``threading.get_ident`` does in that thread."""
-    ident = threading.main_thread().ident
-    assert ident is not None
-    return ident
-
-
-def loaders(registry: Registry) -> list[str]:
-    """Return prefixes of the names of those modules of frameworks in which a thread waits for input."""
-    return [module for provider in registry.adapters.values() for module in provider.loaders]
 
 
 def _warn_of_absent(registry: Registry, environ: Mapping[str, str]) -> None:

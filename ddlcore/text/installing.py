@@ -23,7 +23,7 @@ _CORE = "ddlcore"
 _USUAL = ("ddl-shm",)  # what the distributions of ddl need, but for these
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     _CORE: (),
-    "ddl-dashboard": (),
+    "ddl-dashboard": ("ddl-doctor",),
     "ddl-doctor": (),
     "ddl-horovod": ("ddl-doctor", "ddl-shm"),
     "ddl-prometheus": (),

@@ -28,7 +28,6 @@ FOLDERS = {
     "contracts": ({"cache"}, {"machine_code"}, {OWN}),
     "process": (
         {"accelerators", "environment", "world_place", "build", "observers", "compressors", "verification", "search"},
-        {"pulses"},
         {"parts"},
         {"job"},
         {"elastic_member"},

@@ -23,8 +23,8 @@ for table in (r.transports, r.adapters, r.fusion_policies, r.compressors, r.laun
 # What a rank imports only if it has tensors on devices or belongs to an elastic job, and what runs
 # in the launcher.
 UNUSED = re.compile(
-    r"ddlcore\.(runtime\.(device|recorder)|observe\.(activity|input_clock|timeline_parts|traffic)"
-    r"|process\.(elastic_member|pulses)|control\.local|coordinator|launch|commands)(\..*)?"
+    r"ddlcore\.(runtime\.(device|recorder)|observe\.timeline_parts"
+    r"|process\.elastic_member|control\.local|coordinator|launch|commands)(\..*)?"
 )
 MOST_LINES = 20_900  # in the modules of the core that such a rank imports: a little more than there were
 RANK = """

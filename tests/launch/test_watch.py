@@ -22,6 +22,9 @@ from ddlcore.types import Value
 
 RUNNING = RunningRanks(lambda: None, lambda rank: "here", lambda: "")
 WATCHED = Setting("watched", str, "", "what is asked of the watch")
+PULSE_S = Setting("pulse_s", float, 0.0, "how often each rank reports")
+ACTIVITY = Setting("activity", bool, False, "whether it says what it waits for")
+OWN = (WATCHED, PULSE_S, ACTIVITY)
 told: list[str] = []  # of the watches that the registry builds
 
 
@@ -67,6 +70,9 @@ class Noting(Watch):
     def said(self, text: str) -> None:
         told.append(f"said {text}")
 
+    def finished(self, say: Callable[[str], None]) -> None:
+        say("it has ended")
+
     def drained(self) -> None:
         told.append("drained")
 
@@ -93,7 +99,7 @@ def _nothing_told() -> None:
 
 
 def job_of(watched: str, **flags: object) -> WatchedJob:
-    settings = load_settings({}, None, {"watched": watched, **flags}, [*SETTINGS, WATCHED])
+    settings = load_settings({}, None, {"watched": watched, **flags}, [*SETTINGS, *OWN])
     return WatchedJob(settings, "python train.py", ("node1", "node2"))
 
 
@@ -102,9 +108,7 @@ ASKS: tuple[tuple[str, Value], ...] = (("activity", True), ("pulse_s", 1.0))
 
 def registry_with(target: str = "Noting", asks: tuple[tuple[str, Value], ...] = ASKS, draws: bool = False) -> Registry:
     registry = Registry()
-    provider = WatchProvider(
-        "noting", f"{__name__}:{target}", settings=(WATCHED,), setting="watched", asks=asks, draws=draws
-    )
+    provider = WatchProvider("noting", f"{__name__}:{target}", settings=OWN, setting="watched", asks=asks, draws=draws)
     registry.offer(provider, Distribution("ddl-noting", "1.0"))
     assert registry.problems == []
     return registry
@@ -126,9 +130,10 @@ def test_a_watch_is_told_everything() -> None:
         watches.passed(0, Bye("done"), [])
         watches.rank_ended(End(1, 0, 0.0))
         watches.said("a line")
+        watches.finished(said.append)
         watches.drained()
         watches.over(0)
-    assert said == ["it says", "shown: at a place"]
+    assert said == ["it says", "shown: at a place", "it has ended"]
     assert told == [
         "built for python train.py on ('node1', 'node2')",
         "activity True, pulses every 1.0 s",

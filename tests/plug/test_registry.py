@@ -124,13 +124,13 @@ def test_a_command_must_be_a_click_command(target: str) -> None:
 
 @pytest.mark.parametrize("target", [f"{__name__}:Loft", f"{__name__}:Loft.function"])
 def test_a_watch_must_be_one(target: str) -> None:
-    registry, provider = Registry(), WatchProvider("pigeon", target, setting="pulse_s")
+    registry, provider = Registry(), WatchProvider("pigeon", target, setting="verify_every")
     registry.offer(provider, ORIGIN)
     with pytest.raises(PluginError, match=r"is no (ddlcore\.launch\.job\.watch\.)?Watch"):
         registry.load(provider)
 
 
-@pytest.mark.parametrize("setting", ["", "puls_s"])
+@pytest.mark.parametrize("setting", ["", "verify_evry"])
 def test_a_watch_that_no_setting_asks_for_is_refused(setting: str) -> None:
     """It would never be built, and nobody would know why."""
     registry = Registry()

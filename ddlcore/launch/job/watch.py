@@ -191,7 +191,9 @@ def check_watches(settings: Settings, registry: Registry) -> None:
     Raises PluginError if a watch cannot be used here, and ValueError if it cannot observe as ``settings`` ask for. The
     messages have one line.
     """
-    for provider in _wanted(settings, registry):
+    wanted = _wanted(settings, registry)
+    _with_asked(wanted, registry, settings)
+    for provider in wanted:
         watch: type[Watch] = registry.load(provider)
         watch.check(settings)
 

@@ -1,4 +1,4 @@
-"""Describe what ddl_doctor adds, as plain data: commands, the checks of `ddl doctor`, and what records timelines."""
+"""Describe what ddl_doctor adds, as plain data: commands, the checks of `ddl doctor`, and what observes ranks."""
 
 from __future__ import annotations
 
@@ -43,11 +43,27 @@ def ddl_checks() -> list[CheckProvider]:
 
 @hookimpl
 def ddl_observers() -> list[ObserverProvider]:
-    """Return the providers of two observers.
+    """Return the providers of three observers.
 
-    One takes the samples by which `ddl doctor -- COMMAND` sees how long a step waits for input. The other starts the
-    timeline of a rank.
+    The first sends the pulses by which watches learn how the ranks are. The second takes the samples by which
+    `ddl doctor -- COMMAND` sees how long a step waits for input. The third starts the timeline of a rank.
     """
+    pulse_s = Setting(
+        "pulse_s",
+        float,
+        0.0,
+        "how often each rank reports its load and progress to the launcher, in seconds; 0: never. `ddl run --top` "
+        "sets it",
+        minimum=0,
+        group="output",
+    )
+    activity = Setting(
+        "activity",
+        bool,
+        False,
+        "1: each of these reports also tells what the rank waits for. The launcher sets it for a watch that shows this",
+        group="output",
+    )
     sample_ms = Setting(
         "sample_ms",
         float,
@@ -57,6 +73,13 @@ def ddl_observers() -> list[ObserverProvider]:
         group="output",
     )
     return [
+        ObserverProvider(
+            "pulses",
+            "ddl_doctor.pulses.pulses:Pulses",
+            settings=(pulse_s, activity),
+            setting="pulse_s",
+            doc="tells the launcher a rank's load and progress",
+        ),
         ObserverProvider(
             "samples",
             "ddl_doctor.doctor.samples:Samples",

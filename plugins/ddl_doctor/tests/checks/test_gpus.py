@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from ddl_doctor import gpu_driver
 from ddl_doctor.checks.gpus import GpuLinksCheck, GpuSharingCheck
 from ddl_doctor.checks.islands import islands, median_between, median_within
+from ddl_doctor.gpu_driver import GpuDriver, visible
 
-from ddlcore.builtin import nvml
-from ddlcore.builtin.nvml import Nvml, visible
 from ddlcore.contracts.check import Gpu, HostView, Links, Seen
 
 GPUS = [Gpu(i, "H100", f"GPU-{letter}1-{i}", f"0000:{i}b:00.0", 80 << 30) for i, letter in enumerate("aabc")]
@@ -174,7 +174,7 @@ class StandIn:
 
 def test_the_driver_s_library() -> None:
     """Names, addresses as /sys writes them, use, and peers only where reading and writing both go."""
-    driver = Nvml(StandIn())
+    driver = GpuDriver(StandIn())
     assert driver.gpus()[1] == Gpu(1, "H100 number 2", "GPU-2", "0000:3b:00.0", 80 << 30)
     assert driver.peers() == [[False, False], [True, False]]
     use = driver.use(0)
@@ -184,10 +184,10 @@ def test_the_driver_s_library() -> None:
 
 def test_the_use_of_a_rank_s_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the one of its local rank among those that it sees; none where it sees none, or there is no driver."""
-    monkeypatch.setattr(nvml, "open_nvml", lambda: Nvml(StandIn()))
-    assert nvml.use_of({}, 0)() == (0.77, 60 << 30, 80 << 30)
-    assert nvml.use_of({}, 1)() is None  # its driver does not tell
-    assert nvml.use_of({"CUDA_VISIBLE_DEVICES": "1,0"}, 1)() == (0.77, 60 << 30, 80 << 30)
-    assert nvml.use_of({"CUDA_VISIBLE_DEVICES": ""}, 0)() is None
-    monkeypatch.setattr(nvml, "open_nvml", lambda: None)
-    assert nvml.use_of({}, 0)() is None
+    monkeypatch.setattr(gpu_driver, "open_driver", lambda: GpuDriver(StandIn()))
+    assert gpu_driver.use_of({}, 0)() == (0.77, 60 << 30, 80 << 30)
+    assert gpu_driver.use_of({}, 1)() is None  # its driver does not tell
+    assert gpu_driver.use_of({"CUDA_VISIBLE_DEVICES": "1,0"}, 1)() == (0.77, 60 << 30, 80 << 30)
+    assert gpu_driver.use_of({"CUDA_VISIBLE_DEVICES": ""}, 0)() is None
+    monkeypatch.setattr(gpu_driver, "open_driver", lambda: None)
+    assert gpu_driver.use_of({}, 0)() is None

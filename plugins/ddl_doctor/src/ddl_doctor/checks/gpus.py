@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ddl_doctor.checks.islands import islands, median_between, median_within, useless_pairs
-from ddlcore.builtin.nvml import visible
+from ddl_doctor.gpu_driver import visible
 from ddlcore.contracts.check import Check, Finding, HostView, Matrix, Seen
 
 _MAKERS = ("0x10de", "0x1002")  # PCI vendors of GPUs that compute: NVIDIA, AMD

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from ddl_doctor.checks.recorded import RECORD, RecordedGpus
-from ddlcore.builtin.nvml import open_nvml
+from ddl_doctor.gpu_driver import open_driver
 from ddlcore.contracts.check import Check, HostView, Seen
 from ddlcore.errors import PluginError
 from ddlcore.launch.agents.preflight import compared_packages
@@ -76,7 +76,7 @@ def this_view(registry: Registry, environ: Mapping[str, str], rank: int = 0, loc
         environ=dict(environ),
         distributions=installed(),
         frameworks={name: version for name, version in versions(compared_packages(registry)).items() if version},
-        gpus=open_nvml(),
+        gpus=open_driver(),
         rank=rank,
         local_rank=local_rank,
         python=platform.python_version(),

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
+from ddl_doctor.input_clock import WhoWaits, loaders, main_thread, outermost_first
 from ddlcore.messages.observing import Profile
-from ddlcore.observe.input_clock import WhoWaits, outermost_first
-from ddlcore.process.observers import ObservedRank, RankObserver, loaders, main_thread
+from ddlcore.process.observers import ObservedRank, RankObserver
 from ddlcore.threads import OwnThread
 
 WARM_STEPS = 3  # compilation, first page faults and negotiation distort the first steps

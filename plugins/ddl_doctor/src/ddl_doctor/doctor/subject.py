@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddlcore.builtin.nvml import open_nvml, visible
+from ddl_doctor.gpu_driver import open_driver, visible
 from ddlcore.config.loading import Settings
 from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.job.placement import Placed, place_ranks
@@ -76,7 +76,7 @@ def subject_of(
     """
     settings, registry = settings_of(environ, flags)
     if num_proc is None and hosts is None and hostfile is None:
-        driver = open_nvml()
+        driver = open_driver()
         gpus = visible(driver.gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if driver is not None else []
         num_proc = max(2, len(gpus))
     placed = place_ranks(num_proc, hosts, hostfile, settings, registry, environ)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
+
+from ddlcore.plug.registry import Registry
 
 _FOR_ITER = dis.opmap["FOR_ITER"]
 _CACHE = dis.opmap.get("CACHE", -1)
@@ -133,3 +136,15 @@ class InputClock:
             self.sampled_s += now_s - self._last_s
             self.input_s += now_s - self._last_s if waits else 0.0
         self._last_s = now_s
+
+
+def main_thread() -> int:
+    """Return the number of the process's main thread, as ``threading.get_ident`` does in that thread."""
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return ident
+
+
+def loaders(registry: Registry) -> list[str]:
+    """Return prefixes of the names of those modules of frameworks in which a thread waits for input."""
+    return [module for provider in registry.adapters.values() for module in provider.loaders]

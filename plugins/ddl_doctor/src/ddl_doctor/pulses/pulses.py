@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddlcore.builtin.nvml import use_of
+from ddl_doctor.gpu_driver import use_of
+from ddl_doctor.input_clock import InputClock, loaders, main_thread
+from ddl_doctor.pulses.activity import ActivityMeter
+from ddl_doctor.pulses.traffic import TrafficMeter
 from ddlcore.messages.observing import Activity, Pulse
-from ddlcore.observe.activity import ActivityMeter
-from ddlcore.observe.input_clock import InputClock
-from ddlcore.observe.traffic import TrafficMeter
-from ddlcore.process.observers import ObservedRank, RankObserver, loaders, main_thread
+from ddlcore.process.observers import ObservedRank, RankObserver
 from ddlcore.runtime.meter import Stats
 from ddlcore.threads import OwnThread
 

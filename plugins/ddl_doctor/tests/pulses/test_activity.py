@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 from ddl_conform.world import World
+from ddl_doctor.input_clock import InputClock, WhoWaits
+from ddl_doctor.pulses.activity import MOST_NAMES, ActivityMeter
+from ddl_doctor.pulses.traffic import TrafficMeter
 
 import ddlcore as ddl
 from ddlcore.contracts.interfaces import interface_addresses
 from ddlcore.messages.coding import decode_to_coordinator, encode
 from ddlcore.messages.observing import Pulse
-from ddlcore.observe.activity import MOST_NAMES, ActivityMeter
-from ddlcore.observe.input_clock import InputClock, WhoWaits
-from ddlcore.observe.traffic import TrafficMeter
 from ddlcore.process.job import Job
 
 
