@@ -48,10 +48,7 @@ def ddl_tuners() -> list[TunerProvider]:
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """Return the providers of the built-in transports.
-
-    There is a transport for one rank, and one for threads of a process. Plugins have the others.
-    """
+    """Return the provider of the transport of a world of one rank. Plugins have the others."""
     return [
         TransportProvider(
             name="solo",
@@ -59,13 +56,6 @@ def ddl_transports() -> list[TransportProvider]:
             doc="a world of one rank",
             priority=100,
             sizes=(1, 1),
-        ),
-        TransportProvider(
-            name="threads",
-            target="ddlcore.builtin.threads:ThreadsTransport",
-            doc="ranks that are threads of one process",
-            in_process=True,
-            sizes=(2, None),
         ),
     ]
 

@@ -84,7 +84,7 @@ def lone_job(registry: Registry | None, environ: Mapping[str, str]) -> Job:
 def local_jobs(
     size: int,
     *,
-    backend: str = "threads",
+    backend: str,
     settings: Mapping[str, object] | None = None,
     hosts: Sequence[int] | None = None,
     registry: Registry | None = None,

@@ -313,7 +313,7 @@ def test_objects_travel_and_foreign_bytes_are_not_unpickled(monkeypatch: pytest.
         with pytest.raises(ddl.ObjectDigestError, match="rank 1"):
             ddl.broadcast_object("truth", root_rank=1)
 
-    from ddlcore.builtin.threads import ThreadsTransport
+    from ddl_conform.threads import ThreadsTransport
 
     monkeypatch.setattr(objects, "_stays_on_host", lambda job, set_id: False)
     honest = ThreadsTransport.allgatherv

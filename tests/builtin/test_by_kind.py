@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from ddl_conform.group import TransportGroup
+from ddl_conform.threads import ThreadsTransport
 
 import ddlcore as ddl
 from ddlcore.builtin.by_kind import ByKindTransport
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.solo import SoloTransport
 from ddlcore.contracts.transport import Capabilities, Context, Transport
 from ddlcore.errors import TransportError

@@ -51,11 +51,11 @@ BROKEN = {
 def test_builtin_parts_come_through_the_hooks() -> None:
     """Without a plugin the registry holds what ddlcore itself offers, its origin included."""
     registry = load_plugins(load_settings({}, flags={"plugins_off": "torch"}))
-    assert set(registry.transports) >= {"solo", "threads", "shm"}
+    assert set(registry.transports) >= {"solo", "shm"}
     assert "numpy" in registry.adapters
     assert "threshold" in registry.fusion_policies
     assert set(registry.compressors) >= {"none", "fp16", "bf16"}
-    assert registry.distribution(registry.transports["threads"]).name == "ddlcore"
+    assert registry.distribution(registry.transports["solo"]).name == "ddlcore"
 
 
 def test_an_installed_plugin_is_found(site: Site) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.threads import ThreadsTransport
 
 import ddlcore as ddl
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.process.job import Job
 from ddlcore.testing import World, run_world
 from tests.runtime.integers import TYPES, check_averages, truncated

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from ddl_conform.store import ThreadStore
+from ddl_conform.threads import ThreadsTransport
 
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.solo import SoloTransport
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError

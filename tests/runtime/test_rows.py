@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.threads import ThreadsTransport
 
 import ddlcore as ddl
 from ddlcore.api import objects
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.memory import view
 from ddlcore.errors import TransportError
 from ddlcore.process.job import Job

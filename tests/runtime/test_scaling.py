@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ddl_conform.threads import ThreadsTransport
 
 import ddlcore as ddl
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Capabilities
 from ddlcore.messages.spec import Spec
 from ddlcore.process.job import Job

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ddlcore.builtin.threads import ThreadsTransport
+from ddl_conform.threads import ThreadsTransport
+
 from ddlcore.contracts.transport import Context, Plan, Prepared, Work
 from ddlcore.types import Buffer, ReduceOp
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from ddl_conform.collecting import pytest_collection_modifyitems, ruled_out
+from ddl_conform.threads import ThreadsTransport
 from ddl_conform.transport_base import only_where
 
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Capabilities
 from ddlcore.testing import TransportSuite
 from plugins.ddl_conform.tests import (
@@ -23,7 +23,7 @@ from plugins.ddl_conform.tests import (
 )
 
 SUITE = """
-from ddlcore.builtin.threads import ThreadsTransport
+from ddl_conform.threads import ThreadsTransport
 from ddlcore.contracts.transport import Capabilities
 from ddlcore.testing import TransportSuite
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from ddl_conform.builtin import NumpySuite
+from ddl_conform.threads import ThreadsTransport
 from ddl_conform.transport_life import CALLS
 
 from ddlcore.builtin.compressors import Bf16Compression
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.transport import (
     DONE,

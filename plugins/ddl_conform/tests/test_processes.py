@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from ddl_conform.threads import ThreadsTransport
 
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Transport
 from ddlcore.testing import ProcessSuite
 
@@ -20,7 +20,7 @@ class Nameless(ProcessSuite):
 class OwnMake(ProcessSuite):
     """Likewise; its ranks would be threads of one process."""
 
-    target = "ddlcore.builtin.threads:ThreadsTransport"
+    target = "ddl_conform.threads:ThreadsTransport"
 
     def make(self, size: int) -> Sequence[Transport]:
         return [ThreadsTransport() for _ in range(size)]

@@ -65,9 +65,9 @@ def test_a_trial_of_three_elements(
 
 @pytest.fixture
 def tried(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
-    """The rows of all plugins that can be tried: those of ddlcore, and the two of ``TRIED``."""
+    """The rows of all plugins that can be tried: those of ddlcore and ddl-conform, and the two of ``TRIED``."""
     site.install("ddl-tried", TRIED)
-    monkeypatch.setenv("DDL_PLUGINS", "ddl-tried")
+    monkeypatch.setenv("DDL_PLUGINS", "ddl-tried,ddl-conform")
     return [row for row in rows(settings_of(os.environ)[1]) if row.state == READY]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddlcore.builtin.threads import ThreadsTransport
+from ddl_conform.threads import ThreadsTransport
+
 from ddlcore.contracts.solo import SoloTransport
 from ddlcore.contracts.transport import Transport
 from ddlcore.testing import TransportSuite

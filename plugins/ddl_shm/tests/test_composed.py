@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import pytest
+from ddl_conform.threads import ThreadsTransport
 from ddl_shm.transport import ShmTransport
 
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Transport
 from ddlcore.testing import ComposedSuite
 

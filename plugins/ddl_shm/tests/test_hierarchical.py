@@ -11,13 +11,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from ddl_conform.group import Area, TransportGroup, finish
+from ddl_conform.threads import ThreadsTransport
 from ddl_shm.hierarchical.layout import HostGroups, part, split
 from ddl_shm.hierarchical.transport import HierarchicalTransport
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ddlcore as ddl
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Capabilities, Context, Transport, Work
 from ddlcore.errors import TransportError
 from ddlcore.kernels.cpu import CpuKernels

@@ -18,11 +18,11 @@ from ddl_conform.adapters import AdapterSuite
 from ddl_conform.composed import ComposedSuite
 from ddl_conform.compressors import CompressorSuite
 from ddl_conform.launchers import LauncherSuite
+from ddl_conform.threads import ThreadsTransport
 from ddlcore.builtin.compressors import Bf16Compression, Fp16Compression
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.builtin.slurm import SrunLauncher
 from ddlcore.builtin.ssh import SshLauncher
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.launcher import Launcher
 from ddlcore.contracts.transport import Transport
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from ddl_shm.hierarchical.transport import HierarchicalTransport
 
+from ddl_conform.threads import ThreadsTransport
 from ddl_conform.transports import TransportSuite
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Transport
 
 __all__ = ["ComposedSuite"]

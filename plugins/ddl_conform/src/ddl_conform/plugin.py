@@ -1,8 +1,8 @@
-"""Declare to the core what ddl_conform adds, as plain data: a command, and a subcommand of another one."""
+"""Declare to the core what ddl_conform adds, as plain data: two commands, and the transport of worlds of threads."""
 
 from __future__ import annotations
 
-from ddlcore.hooks import CommandProvider, hookimpl
+from ddlcore.hooks import CommandProvider, TransportProvider, hookimpl
 
 
 @hookimpl
@@ -11,4 +11,18 @@ def ddl_cli() -> list[CommandProvider]:
     return [
         CommandProvider("conform", "ddl_conform.conform.command:conform", doc="tests plugins"),
         CommandProvider("plugins new", "ddl_conform.new.command:new", doc="begins a package for a new plugin"),
+    ]
+
+
+@hookimpl
+def ddl_transports() -> list[TransportProvider]:
+    """Return the provider of the transport between ranks that are threads of one process."""
+    return [
+        TransportProvider(
+            name="threads",
+            target="ddl_conform.threads:ThreadsTransport",
+            doc="ranks that are threads of one process",
+            in_process=True,
+            sizes=(2, None),
+        )
     ]

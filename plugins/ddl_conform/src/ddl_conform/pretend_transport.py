@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ddl_conform.pretend import KIND, PretendQueue
-from ddlcore.builtin.threads import ThreadsTransport
+from ddl_conform.threads import ThreadsTransport
 from ddlcore.contracts.transport import ALL_OPS, DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
 from ddlcore.types import Buffer, ReduceOp
 

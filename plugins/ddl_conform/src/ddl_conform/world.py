@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import TypeVar
 
 from ddl_conform.ranks import Ranks
+from ddl_conform.thread_jobs import thread_jobs
 from ddlcore import api
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.plug.registry import Registry
 from ddlcore.process.job import Job
-from ddlcore.process.jobs import local_jobs
 
 __all__ = ["World", "run_world"]
 
@@ -49,7 +49,7 @@ class World:
         docstring of the class explains the other arguments.
         """
         given = {**PATIENCE, **(settings or {})}
-        self.jobs: list[Job] = local_jobs(
+        self.jobs: list[Job] = thread_jobs(
             size, backend=backend, settings=given, hosts=hosts, registry=registry, driver=driver
         )
         self._ranks = Ranks(size)

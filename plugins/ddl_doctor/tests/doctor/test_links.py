@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ddl_conform.threads import ThreadsTransport
 from ddl_conform.world import World
 from ddl_doctor.doctor import pairs as measuring
 from ddl_doctor.doctor.drawn import print_report
@@ -25,7 +26,6 @@ from ddl_doctor.doctor.pairs import measure_links
 from ddl_doctor.doctor.report import DoctorReport, text_lines
 
 from ddlcore.api.objects import allgather_object
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.check import Matrix
 from ddlcore.contracts.transport import Work
 from ddlcore.errors import TransportError

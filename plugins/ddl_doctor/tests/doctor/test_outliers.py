@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from ddl_conform.threads import ThreadsTransport
 from ddl_conform.world import World
 from ddl_doctor.doctor import pairs as measuring
 from ddl_doctor.doctor.links import MeasuredLinks, Pair
@@ -13,7 +14,6 @@ from ddl_doctor.doctor.outliers import judge_outliers, outliers, repeated_lines
 from ddl_doctor.doctor.pairs import measure_links
 
 from ddlcore.api.objects import allgather_object
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.hooks import TransportProvider
 from ddlcore.process.job import Job
 

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 from ddl_conform.conform.kinds import suite_of
+from ddl_conform.thread_jobs import thread_jobs
 from ddlcore.api import Operations, init, shutdown, size, use_job
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.contracts import AgentPlace, Ready, StartPlan, Surroundings
@@ -33,7 +34,6 @@ from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.plug import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.job import Job
-from ddlcore.process.jobs import local_jobs
 from ddlcore.text.installing import pip_install
 from ddlcore.types import Buffer, DType, Sum
 
@@ -91,7 +91,7 @@ def _world(size: int, backend: str, hosts: Sequence[int], registry: Registry) ->
     The ranks are threads of this process. ``backend`` names the transport, and ``hosts`` holds the host index of each
     rank. Raises an exception if the sum is wrong or a rank does not end within ``WAIT_S`` seconds.
     """
-    jobs = local_jobs(size, backend=backend, hosts=hosts, registry=registry)
+    jobs = thread_jobs(size, backend=backend, hosts=hosts, registry=registry)
     results: list[Any] = [None] * size
     errors: list[Exception] = []
 

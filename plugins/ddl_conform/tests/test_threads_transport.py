@@ -6,12 +6,13 @@ import threading
 import time
 from typing import Any
 
+import ddl_conform.world
 import numpy as np
 import pytest
+from ddl_conform import threads
 from ddl_conform.store import ThreadStore
+from ddl_conform.threads import ThreadsTransport
 
-from ddlcore.builtin import threads
-from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Context, Transport
 from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.types import Member, ReduceOp
@@ -99,3 +100,11 @@ def test_large_tensors_in_shares() -> None:
             assert (x == 3).all()
 
         world.run(body)
+
+
+@pytest.mark.parametrize("lists", [{"plugins": "ddl-shm"}, {"plugins_off": "ddl-conform"}])
+def test_it_serves_whatever_the_lists_of_plugins_say(lists: dict[str, object]) -> None:
+    """A world of threads is this package's own, so the package is there."""
+    with ddl_conform.world.World(2, settings=lists) as world:
+        routes = world.run(lambda rank, job: job.stats()["routes"][0])
+    assert all(route.startswith("threads") for route in routes), routes

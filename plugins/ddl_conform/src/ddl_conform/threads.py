@@ -20,12 +20,14 @@ from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Pla
 from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, ReduceOp
 
+__all__ = ["ThreadsTransport"]
+
 KEY = "meeting"
 SLICE_S = 0.1
 SHARE_BYTES = 1 << 20  # how many bytes of results a rank computes before it copies them to all ranks
 
 
-class Meeting:
+class _Meeting:
     """The object through which the ranks of one communicator wait for each other and exchange addresses.
 
     ``shown`` contains the object that each rank has passed to the other ranks, such as an address.
@@ -74,7 +76,7 @@ class Meeting:
 
 
 # The meetings by token. This is a global variable, because the ranks' threads share nothing else within the process.
-MEETINGS: Final[weakref.WeakValueDictionary[str, Meeting]] = weakref.WeakValueDictionary()
+MEETINGS: Final[weakref.WeakValueDictionary[str, _Meeting]] = weakref.WeakValueDictionary()
 
 
 class ThreadsTransport(Transport):
@@ -83,7 +85,7 @@ class ThreadsTransport(Transport):
     capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True)
 
     def __init__(self) -> None:
-        self._meeting: Meeting | None = None
+        self._meeting: _Meeting | None = None
         self._aborted = False
 
     def open(self, context: Context) -> None:
@@ -91,7 +93,7 @@ class ThreadsTransport(Transport):
         deadline = time.monotonic() + context.timeout_s
         if context.rank == 0:
             token = secrets.token_hex(16)
-            MEETINGS[token] = self._meeting = Meeting(context.size)
+            MEETINGS[token] = self._meeting = _Meeting(context.size)
             context.store.set(KEY, token.encode())
         else:
             token = context.store.get_checked(KEY, context.timeout_s, self._check_opening).decode()
