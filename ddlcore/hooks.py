@@ -216,7 +216,7 @@ class ObserverProvider(Provider):
 class RecorderProvider(Provider):
     """A recorder of a rank's timelines. ``target`` names a subclass of ``ddlcore.runtime.recorder.Recorder``.
 
-    The recorder called "timeline" is built at the first call of ``start_timeline``. A recorder uses parts of ddlcore
+    Its name must be "timeline". It is built at the first call of ``start_timeline``. A recorder uses parts of ddlcore
     that are not public, so its package must ask for exactly one version of ddlcore.
     """
 

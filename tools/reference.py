@@ -32,9 +32,9 @@ MODULES = (
     "ddlcore.contracts.machine_code.loading",
     "ddlcore.contracts.machine_code.cpu",
     "ddlcore.contracts.machine_code.intrinsics",
-    "ddlcore.contracts.check",
-    "ddlcore.contracts.known_bad",
-    "ddlcore.contracts.bench",
+    "ddl_doctor.contracts.check",
+    "ddl_doctor.contracts.known_bad",
+    "ddl_doctor.contracts.bench",
     "ddlcore.contracts.communicators",
     "ddlcore.contracts.discovery",
     "ddlcore.contracts.store",
@@ -64,7 +64,8 @@ HEAD = """# Reference of the contracts
 
 This page describes every class and function that a plugin implements or uses. `python tools/reference.py` writes it from
 the docstrings. [Writing a plugin](plugins.md) explains where to begin. At the end are the suites of the
-conformance kit (ddl-conform), without their tests: import them from `ddlcore.testing`.
+conformance kit (ddl-conform), without their tests: import them from `ddlcore.testing`. What stands under
+`ddl_doctor.contracts` is imported from `ddlcore.contracts`, with ddl-doctor installed.
 """
 
 __all__ = ["main", "reference", "source_of"]

@@ -203,6 +203,7 @@ def absent(env: Environment) -> str:
     run = ("run", "-np", "2")
     known = (
         (("doctor",), "ddl.doctor"),
+        ((*run, "--timeline", "t.json", "true"), "ddl.doctor"),
         ((*run, "--dashboard", "true"), "ddl.dashboard"),
         ((*run, "--top", "true"), "ddl.dashboard"),
         ((*run, "--metrics-port", "9400", "true"), "ddl.prometheus"),
@@ -268,6 +269,7 @@ def with_jax(env: Environment) -> Lane:
     """Return the steps of the environment with JAX."""
     return [
         ("fresh environment for JAX", partial(env.make, "ddl-conform", "ddl-jax", "scikit-learn")),
+        ("tool packages that are not there", partial(absent, env)),
         ("conform jax", partial(conform, env, "jax", "adapter")),
         ("train with JAX", partial(outside_training, env, "jax_digits.py")),
     ]
@@ -280,7 +282,6 @@ def with_frameworks(env: Environment) -> Lane:
     return [
         ("fresh environment for other frameworks", partial(lent, env)),
         ("ddl plugins", partial(offered, env)),
-        ("tool packages that are not there", partial(absent, env)),
         *(
             (f"digits with {framework}", partial(digits, env, script))
             for plugin, (framework, script) in scripts.items()

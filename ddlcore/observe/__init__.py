@@ -1,4 +1,4 @@
-"""Observation of a job: the timeline, the flight recorder, and what a rank is doing or waiting for.
+"""Observation of a job: the flight recorder, the stacks of threads, and the files of a timeline.
 
 The code in this package never blocks the job, and makes no decision for it.
 """

@@ -385,6 +385,8 @@ class Registry:
                 f"it is built if its setting asks for it, and '{provider.setting}' is no setting of ddlcore or of "
                 "this package; name one in the field `setting`, usually one of its `settings`"
             )
+        elif isinstance(provider, RecorderProvider) and provider.name != "timeline":
+            wrong = "start_timeline() uses the recorder that is called 'timeline', and no other"
         else:
             table[provider.name] = provider
             self._origins[provider] = origin

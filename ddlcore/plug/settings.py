@@ -56,7 +56,7 @@ def settings_of(
             f"{name}: {line}" for name in {**(file or {}), **(flags or {})} if (line := absent_setting(name, registry))
         ]
         off = [f"{one.origin} is off: {one.reason}" for one in registry.refusals if one.off]
-        raise UnknownSetting("; ".join([*(absent or [str(error)]), *off])) from None
+        raise UnknownSetting("; ".join(absent or [str(error), *off])) from None
 
 
 def absent_setting(name: str, registry: Registry) -> str:
@@ -73,7 +73,7 @@ def warn_of_misspelt(environ: Mapping[str, str], registry: Registry) -> None:
     This is not an error, because the variable may belong to another version of ddl or to a program of the user.
     """
     absent = [(f"DDL_{name.upper()}", absent_setting(name, registry)) for name in ALIASES["setting"]]
-    lines = [f"{name} has no effect; {line}" for name, line in absent if line and environ.get(name)]
+    lines = [f"{name} has no effect here; {line}" for name, line in absent if line and environ.get(name)]
     for line in [*lines, *misspelt_variables(environ, _rows(registry))]:
         warnings.warn(line, stacklevel=3)
 

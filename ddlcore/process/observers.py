@@ -59,6 +59,8 @@ class ObservedRank(Protocol):
 class RankObserver:
     """The base class of an observer of one rank. It observes in threads of its own, from its creation to ``close``.
 
+    An observer may also only start what records the rank, as that of timelines does.
+
     The thread that calls ``init`` creates it, once for each world of an elastic job, and the thread that leaves the
     world closes it.
     """

@@ -352,7 +352,10 @@ class Parts:
                 log.warning("rank %d: a transport did not end when it was aborted", self.rank)
         left = self.tensor_queue.close(lambda: NotInitialized("ddl has been shut down; call init() again first"))
         self.engine.fail(left, Closed("the job was shut down before this was complete"))
-        self.timeline.end(patience_s if clean and not self._failure.given else 1.0)
+        try:
+            self.timeline.end(patience_s if clean and not self._failure.given else 1.0)
+        except Exception:  # a plugin's recorder may raise anything, and this rank must still leave
+            log.exception("rank %d: the timeline could not be ended", self.rank)
         if clean and not self._failure.given:
             self.outbox.say(Done())
         self.control_thread.stop(ABORT_WAIT_S)

@@ -15,7 +15,9 @@ from tests.architecture.source import Source, every
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 # What plugins and users import from.
-DOORS = re.compile(r"ddlcore\.(api|contracts|hooks|types|errors|threads)\b|ddl_conform\.(?!plugin$)\w+$|horovod\b")
+DOORS = re.compile(
+    r"ddlcore\.(api|contracts|hooks|types|errors|threads)\b|ddl_conform\.(?!plugin$)\w+$|ddl_doctor\.contracts\b|horovod\b"
+)
 OUTSIDE = ("ddlcore.contracts", "ddlcore.hooks", "ddlcore.api", "ddl_")  # read by others than us
 DOORLESS_BASES = {"ABC", "Protocol", "Generic", "NamedTuple", "object"}  # a class with another base has its docs there
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,15 @@ class Broken(Noting):
         raise ZeroDivisionError("a fault of the plugin")
 
 
+class Late(Noting):
+    """Raises when all ranks have ended, and brings parts of a timeline to a directory."""
+
+    timeline_dir = Path("/parts")
+
+    def finished(self, say: Callable[[str], None]) -> None:
+        raise ZeroDivisionError("a fault of the plugin")
+
+
 NO_WATCH = 3
 
 
@@ -172,6 +182,23 @@ def test_the_ranks_report_what_a_watch_needs(
         assert watches.settings["pulse_s"] == pulse_s
         assert {name: watches.settings.source(name) for name in ranks} == ranks
     assert ("closed" in told) == bool(watched)
+
+
+def test_a_watch_that_raises_in_the_end_is_named() -> None:
+    """By what shows lines then: what showed them while the ranks ran shows nothing any more."""
+    job, before, said = job_of("here"), list[str](), list[str]()
+    watches = Watches(job.settings, [Late(job), Noting(job)])
+    watches.open(before.append, lambda line: None)
+    before.clear()
+    watches.finished(said.append)
+    assert before == [] and len(said) == 2
+    assert said[0].startswith("Late has failed, the job goes on: ZeroDivisionError") and said[1] == "it has ended"
+
+
+def test_the_directory_of_a_timeline_is_that_of_the_watch_that_wants_one() -> None:
+    job = job_of("here")
+    assert Watches(job.settings, [Noting(job)]).timeline_dir is None
+    assert Watches(job.settings, [Noting(job), Late(job)]).timeline_dir == Path("/parts")
 
 
 def test_a_watch_that_raises_does_not_end_the_job() -> None:

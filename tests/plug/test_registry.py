@@ -12,7 +12,14 @@ import pytest
 
 from ddlcore.contracts import BenchPeer, Transport
 from ddlcore.errors import PluginError
-from ddlcore.hooks import BenchPeerProvider, CheckProvider, CommandProvider, TransportProvider, WatchProvider
+from ddlcore.hooks import (
+    BenchPeerProvider,
+    CheckProvider,
+    CommandProvider,
+    RecorderProvider,
+    TransportProvider,
+    WatchProvider,
+)
 from ddlcore.plug import ALIASES, Distribution, Registry
 from ddlcore.plug.registry import Refusal
 from ddlcore.text.installing import pip_install
@@ -128,6 +135,12 @@ def test_a_watch_must_be_one(target: str) -> None:
     registry.offer(provider, ORIGIN)
     with pytest.raises(PluginError, match=r"is no (ddlcore\.launch\.job\.watch\.)?Watch"):
         registry.load(provider)
+
+
+def test_a_recorder_that_nobody_would_use_is_refused() -> None:
+    registry = Registry()
+    registry.offer(RecorderProvider("films", "coop:Films"), ORIGIN)
+    assert registry.recorders == {} and "start_timeline() uses the recorder that is called" in registry.problems[0]
 
 
 @pytest.mark.parametrize("setting", ["", "verify_evry"])

@@ -332,7 +332,7 @@ def _begin(
     output: Output,
     say: Callable[[str], None],
     remote: RemoteLaunch | None,
-    timeline_dir: Path | None = None,
+    timeline_dir: Path | None,
 ) -> tuple[list[RankProcess], BeginHere]:
     """Start the ranks of this host.
 

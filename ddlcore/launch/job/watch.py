@@ -47,9 +47,8 @@ class Watch:
     """The base class of an observer of one job. A subclass overrides the methods for those events that it needs.
 
     The main thread calls ``screens``, ``open``, ``begin``, ``finished``, ``drained``, ``over`` and ``close``, in this
-    order. The
-    control server's thread calls ``heard`` and ``passed``, so these two must return quickly. Any thread of the launcher
-    may call ``rank_ended`` and ``said``. No method may wait without a limit: the launcher waits for its return.
+    order. The control server's thread calls ``heard`` and ``passed``, so these two must return quickly. Any thread of the
+    launcher may call ``rank_ended`` and ``said``. No method may wait without a limit: the launcher waits for its return.
     """
 
     timeline_dir: Path | None = None  # where the launcher brings the ranks' parts of a timeline; None: nowhere
@@ -94,7 +93,10 @@ class Watch:
         """Handle a line that the launcher has shown to the user, such as the report of a stall."""
 
     def finished(self, say: Callable[[str], None]) -> None:
-        """Take note that all ranks have ended and that all their output was shown. ``say`` shows a line to the user."""
+        """Take note that all ranks have ended and that all their output was shown. ``say`` shows a line to the user.
+
+        This is called before ``drained``, and only if the ranks have run to their end.
+        """
 
     def drained(self) -> None:
         """Take note that all ranks have ended and that all their output was shown, or that no rank was started."""
@@ -159,6 +161,7 @@ class Watches:
         self._each(lambda watch: watch.said(text))
 
     def finished(self, say: Callable[[str], None]) -> None:
+        self._say = say  # what was given before shows nothing any more
         self._each(lambda watch: watch.finished(say))
 
     def drained(self) -> None:

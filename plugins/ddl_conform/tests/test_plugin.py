@@ -35,6 +35,6 @@ def test_a_name_that_the_kit_lacks() -> None:
 
 def test_a_kit_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says how to install it."""
-    monkeypatch.setattr("ddlcore.testing.find_spec", lambda name: None)
+    monkeypatch.setattr("ddlcore.contracts.forwarding.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"a package of its own; pip install .*ddl_conform"):
         ddlcore.testing.run_world  # noqa: B018

@@ -160,7 +160,7 @@ def test_without_the_package(
     assert main(["run", "-np", "2", *words]) == 2
     assert "--dashboard: ddl-dashboard 0.1.0 is off: " in capsys.readouterr().err
     monkeypatch.setenv("DDL_DASHBOARD", "auto")
-    with pytest.warns(UserWarning, match="DDL_DASHBOARD has no effect; ddl-dashboard 0.1.0 is off"):
+    with pytest.warns(UserWarning, match="DDL_DASHBOARD has no effect here; ddl-dashboard 0.1.0 is off"):
         settings, registry = settings_of(os.environ)
     assert "dashboard" not in settings
     registry.refusals.clear()

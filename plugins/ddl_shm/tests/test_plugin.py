@@ -55,7 +55,7 @@ def test_across_hosts_it_may_be_absent(environ: dict[str, str], name: str) -> No
 
 def test_what_is_absent_says_how_to_install_it() -> None:
     """By the name of a transport, by a setting, and where nothing else serves; a plugin that is off is not to be installed."""
-    with pytest.warns(UserWarning, match="DDL_SHM_CHUNK_BYTES has no effect; ddl-shm.* is off"):
+    with pytest.warns(UserWarning, match="DDL_SHM_CHUNK_BYTES has no effect here; ddl-shm.* is off"):
         _, registry = settings_of({**ABSENT, "DDL_SHM_CHUNK_BYTES": "65536"})
     for name in ("shm", "hierarchical"):
         with pytest.raises(PluginError, match=f"no transport is called '{name}'; ddl-shm.* is off: DDL_PLUGINS_OFF"):

@@ -525,14 +525,32 @@ def test_what_an_earlier_job_has_left_is_taken_away(tmp_path: Path) -> None:
     assert third.timeline_dir.is_dir()
 
 
-def test_parts_that_could_not_be_merged_stay(tmp_path: Path) -> None:
-    """Of ranks that were started: nothing that they have written is lost with the launcher's error."""
+@pytest.mark.parametrize("told", [True, False])
+def test_parts_that_could_not_be_merged_stay(tmp_path: Path, told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Of ranks that were started: nothing that they have written is lost by an error, or by an interrupt before that."""
     one = gathering(tmp_path / "t.json")
     assert one.timeline_dir is not None
     one.begin(RunningRanks(lambda: None, lambda rank: "here", str))
     part(one.timeline_dir / "rank0.json", 0, 1, 0)
+    if told:
+        said: list[str] = []
+        (tmp_path / "t.json").mkdir()  # nothing can be written there
+        one.finished(said.append)
+        assert said == [f"timeline {tmp_path / 't.json'}: Is a directory; the ranks' parts are in {one.timeline_dir}"]
     one.close()
     assert [path.name for path in parts_in(one.timeline_dir)] == ["rank0.json"]
+    assert (f"the ranks' parts are in {one.timeline_dir}; `ddl timeline merge`" in caplog.text) is not told
+
+
+def test_no_parts_have_two_reasons(tmp_path: Path) -> None:
+    """Nobody has recorded: no rank has begun, or none has the package."""
+    said: list[str] = []
+    one = gathering(tmp_path / "t.json")
+    one.begin(RunningRanks(lambda: None, lambda rank: "here", str))
+    one.finished(said.append)
+    one.close()
+    assert said == ["no timeline was written: no rank has called init(), or ddl-doctor is off on their hosts"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_ranks_that_have_recorded_are_counted(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ddl_doctor.recording.clock import compare
 from ddl_doctor.recording.merge import merge, read_part
 from ddl_doctor.recording.part_writer import Timeline, TraceFile
 from ddl_doctor.recording.readiness import Readiness
@@ -21,7 +22,7 @@ from ddl_doctor.recording.trace_writer import TraceWriter
 from ddl_doctor.timeline.reading import read_trace
 
 from ddlcore.messages.to_rank import Bucket
-from ddlcore.observe.clock import Reading, compare
+from ddlcore.observe.clock import Reading
 from ddlcore.observe.timeline_parts import part_of, parts_in
 from ddlcore.types import Kind
 

@@ -36,6 +36,19 @@ def collect(store: Store, prefix: str, ranks: Iterable[int], directory: Path, ti
                 (directory / f"rank{rank}.json").write_bytes(zlib.decompress(data))
         except (DdlInternalError, OSError, zlib.error):
             missing.append(rank)
+    return missing
+
+
+def has(store: Store, key: str, timeout_s: float) -> bool:
+    """Return whether ``key`` has a value within ``timeout_s`` seconds. Return False if the store cannot be read."""
+    try:
+        store.get(key, timeout_s)
+    except DdlInternalError:
+        return False
+    return True
+
+
+def forget(store: Store, prefix: str) -> None:
+    """Delete all keys that begin with ``prefix``. Errors are ignored."""
     with contextlib.suppress(DdlInternalError):
         store.delete(prefix)
-    return missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from ddl_doctor.recording.merge import merge
@@ -10,6 +11,8 @@ from ddl_doctor.recording.starting import wanted_file
 from ddlcore.config.loading import Settings
 from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob
 from ddlcore.observe.timeline_parts import parts_in
+
+log = logging.getLogger("ddl")
 
 
 class Gathering(Watch):
@@ -31,7 +34,7 @@ class Gathering(Watch):
         if the directory cannot be used, for example because it contains files that ddl did not write.
         """
         self._size = sum(map(bool, job.hosts))  # of the ranks that are started at first
-        self._begun = False
+        self._begun = self._told = False
         self._file = wanted_file(job.settings)
         if self._file is None:
             return
@@ -56,10 +59,11 @@ class Gathering(Watch):
         """Merge the parts into the trace file, and remove the directory."""
         if self._file is None or self.timeline_dir is None:
             return
+        self._told = True
         parts = parts_in(self.timeline_dir)
         if not parts:
             remove_directory(self.timeline_dir)
-            say("no timeline was written: no rank has called init()")
+            say("no timeline was written: no rank has called init(), or ddl-doctor is off on their hosts")
             return
         try:
             problems = merge(parts, self._file)
@@ -76,5 +80,9 @@ class Gathering(Watch):
 
     def close(self) -> None:
         """Remove the directory if no rank was started. Otherwise keep parts that were not merged."""
-        if self.timeline_dir is not None and not self._begun:
+        if self.timeline_dir is None or not self.timeline_dir.exists():
+            return
+        if not self._begun:
             remove_directory(self.timeline_dir)
+        elif not self._told:  # the job was interrupted
+            log.warning("timeline: the ranks' parts are in %s; `ddl timeline merge` merges them", self.timeline_dir)

@@ -10,7 +10,8 @@ from time import perf_counter_ns
 
 from msgspec.structs import asdict
 
-from ddl_doctor.recording.exchange import collect, send
+from ddl_doctor.recording.clock import compare
+from ddl_doctor.recording.exchange import collect, forget, has, send
 from ddl_doctor.recording.merge import merge
 from ddl_doctor.recording.part_writer import Timeline, parts_beside, remove_directory, remove_if_empty
 from ddl_doctor.recording.ring_buffer import RingBuffer
@@ -18,12 +19,13 @@ from ddl_doctor.recording.trace_hooks import TraceHooks
 from ddl_doctor.recording.trace_writer import TraceWriter
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.elastic import WorldReport
-from ddlcore.observe.clock import boot_id, compare
+from ddlcore.observe.clock import boot_id
 from ddlcore.observe.timeline_parts import part_of, parts_in
 from ddlcore.runtime.recorder import RecordedRank, Recorder
 from ddlcore.types import Kind
 
 log = logging.getLogger("ddl")
+FIRST_S = 2.0  # for the first rank to begin its own timeline, after another rank has ended this one
 
 
 class TimelineRecorder(Recorder):
@@ -56,6 +58,9 @@ class TimelineRecorder(Recorder):
         except OSError as error:
             raise ValueError(f"timeline {file}: {error.strerror} ({error.filename})") from None
         self._file = None if directory is not None else file
+        if self._file is not None:  # the others learn by this that the first rank will collect their parts
+            with contextlib.suppress(DdlInternalError):  # without the store, no part can be sent in the end
+                self._rank.store.set(f"timeline/{self._made}/begun/{rank}", b"")
         self._timeline = timeline
         timeline.start()
         return TraceHooks(ring, self._rank.meter)
@@ -88,6 +93,9 @@ class TimelineRecorder(Recorder):
         store, rank, hosts = self._rank.store, self._rank.launched.rank, self._rank.launched.hosts
         first = self._rank.ranks[0]
         prefix = f"timeline/{self._made}/"
+        if rank != first and not has(store, f"{prefix}begun/{first}", min(patience_s, FIRST_S)):
+            log.warning("timeline %s: rank %d does not collect it, so this rank's part stays in %s", file, first, path)
+            return
         if rank != first:
             send(store, f"{prefix}{rank}", path, hosts[rank] == hosts[first])
             if hosts[rank] != hosts[first]:
@@ -96,9 +104,14 @@ class TimelineRecorder(Recorder):
                 remove_if_empty(path.parent)
             return
         missing = collect(store, prefix, self._rank.ranks[1:], path.parent, patience_s)
-        if missing:
-            who = ", ".join(map(str, missing))
-            log.warning("timeline %s: rank %s had not stopped it within %g s", file, who, patience_s)
+        begun = [one for one in missing if has(store, f"{prefix}begun/{one}", 0.0)]
+        for who, what in (
+            (begun, f"had not stopped it within {patience_s:g} s"),
+            ([one for one in missing if one not in begun], "has recorded none; is ddl-doctor installed there?"),
+        ):
+            if who:
+                log.warning("timeline %s: rank %s %s", file, ", ".join(map(str, who)), what)
+        forget(store, prefix)
         try:
             for problem in merge(parts_in(path.parent), file):
                 log.warning("timeline %s: %s", file, problem)
