@@ -23,8 +23,7 @@ from ddlcore.messages.observing import (
     Alive,
     Busy,
     Digests,
-    Profile,
-    Pulse,
+    Observation,
     ReplayStatus,
     Sample,
     Settle,
@@ -101,8 +100,8 @@ class Sessions:
             return self._register(rank, message)
         if isinstance(message, Finished):
             return [] if self._membership is None else self._membership.finished(message.generation)
-        if isinstance(message, (Pulse, Profile)):
-            return []  # the parts that need these messages have got them before
+        if isinstance(message, Observation):
+            return []  # the parts that need this message have got it before
         world = self._worlds.get(rank)
         if world is None:
             if isinstance(message, Settle):

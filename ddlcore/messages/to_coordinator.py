@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ddlcore.messages.elastic import Finished, Register
-from ddlcore.messages.observing import Alive, Busy, Digests, Profile, Pulse, ReplayStatus, Sample, Settle, Stack
+from ddlcore.messages.observing import Alive, Busy, Digests, Observation, ReplayStatus, Sample, Settle, Stack
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import Ask
 
@@ -142,8 +142,7 @@ class CallCount(msgspec.Struct, frozen=True, array_like=True, tag="call_count"):
 
 
 ToCoordinator = (
-    Pulse
-    | Profile
+    Observation
     | Digests
     | Sample
     | Settle

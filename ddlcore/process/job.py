@@ -18,7 +18,7 @@ from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError, NotInitialized
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.messages.elastic import Finished, WorldReport
-from ddlcore.messages.observing import Digests, Profile, Pulse
+from ddlcore.messages.observing import Digests, Observation
 from ddlcore.messages.to_coordinator import COMMIT, STOP
 from ddlcore.messages.to_rank import Adjust
 from ddlcore.observe.signals import listen
@@ -174,7 +174,7 @@ class Job:
 
     # --- in between
 
-    def tell(self, message: Pulse | Profile | Digests | Finished) -> None:
+    def tell(self, message: Observation | Digests | Finished) -> None:
         """Send a report about this rank to the coordinator. Any thread may call this. The call does not wait.
 
         A report of digests with ``fatal`` set is refused if the job has already ended: the call raises the error with

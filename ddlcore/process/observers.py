@@ -12,7 +12,7 @@ from typing import Protocol
 from ddlcore.config.loading import Settings
 from ddlcore.hooks import ObserverProvider
 from ddlcore.messages.elastic import WorldReport
-from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.observing import Observation
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import absent_setting
@@ -53,7 +53,7 @@ class ObservedRank(Protocol):
 
     def stats_of_world(self) -> Stats: ...
 
-    def tell(self, message: Pulse | Profile) -> None: ...
+    def tell(self, message: Observation) -> None: ...
 
 
 class RankObserver:

@@ -22,9 +22,8 @@ from ddlcore.messages.observing import (
     Digests,
     Explain,
     Notice,
+    Observation,
     Probe,
-    Profile,
-    Pulse,
     ReplayStatus,
     Sample,
     Settle,
@@ -63,7 +62,7 @@ log = logging.getLogger("ddl")
 # How messages are counted: about operations that wait, about the rank's state, neither of these two; all others are
 # control messages, of which a replayed step has none.
 STALLS = (ReplayStatus, Busy, Alive, Stack, Where, Probe, Show)
-PULSES = (Pulse, Profile, Digests, Sample, Settle)
+PULSES = (Observation, Digests, Sample, Settle)
 UNCOUNTED = (Notice, Explain, Settled)
 
 

@@ -24,7 +24,7 @@ from ddlcore.control.registration import Registration
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.coding import encode
-from ddlcore.messages.observing import Pulse, ReplayStatus, Stack
+from ddlcore.messages.observing import Observation, ReplayStatus, Stack
 from ddlcore.messages.spec import PROTOCOL, Ask
 from ddlcore.messages.store import StoreAdd, StoreGet, StoreReply, StoreSet
 from ddlcore.messages.to_coordinator import Arrive, Bye, Done, Frozen, Hello, Leave, Paused, Request
@@ -324,7 +324,7 @@ RECORDS = [
         Frozen(-1, ((HUGE, -HUGE), (0, 0))),
         ReplayStatus(-1, HUGE, True, -7, ("x",), ("y",), True, True),
         Paused(HUGE, (-1,)),
-        Pulse(float("nan"), -1, float("inf"), 0.0, -1),
+        Observation("\0", b"\xc1" * 100),
         Stack("\0" * 100),
         Bye("why", True),
         Done(),

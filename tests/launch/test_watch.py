@@ -14,7 +14,7 @@ from ddlcore.hooks import WatchProvider
 from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob, Watches, check_watches, draws, watching
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End, NotStarted
-from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.observing import Observation
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Bye, ToCoordinator
 from ddlcore.messages.to_rank import Outgoing
@@ -59,7 +59,7 @@ class Noting(Watch):
     def begin(self, ranks: RunningRanks) -> None:
         told.append(f"begin on {ranks.host_of(0)}")
 
-    def heard(self, rank: int, message: Pulse | Profile) -> None:
+    def heard(self, rank: int, message: Observation) -> None:
         told.append(f"heard {rank}")
 
     def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing[LaunchedRank]) -> None:
@@ -87,7 +87,7 @@ class Noting(Watch):
 class Broken(Noting):
     """Raises when it hears a rank."""
 
-    def heard(self, rank: int, message: Pulse | Profile) -> None:
+    def heard(self, rank: int, message: Observation) -> None:
         raise ZeroDivisionError("a fault of the plugin")
 
 
@@ -136,7 +136,7 @@ def test_a_watch_is_told_everything() -> None:
         assert watches.screens((first, second)) == (second, first)
         watches.open(said.append, lambda line: said.append(f"shown: {line}"))
         watches.begin(RUNNING)
-        watches.heard(1, Pulse(0.0, 1, 0.0, 0.0, 0))
+        watches.heard(1, Observation("mine", b""))
         watches.passed(0, Bye("done"), [])
         watches.rank_ended(End(1, 0, 0.0))
         watches.said("a line")
@@ -210,7 +210,7 @@ def test_a_watch_that_raises_does_not_end_the_job() -> None:
     watches.open(said.append, lambda line: None)
     said.clear()
     for rank in (0, 1):
-        watches.heard(rank, Pulse(0.0, 1, 0.0, 0.0, 0))
+        watches.heard(rank, Observation("mine", b""))
     watches.close()
     assert told == ["open", "open", "heard 0", "heard 1", "closed", "closed"]
     assert said == ["Broken has failed, the job goes on: ZeroDivisionError: a fault of the plugin"]

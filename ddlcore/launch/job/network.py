@@ -18,7 +18,7 @@ from ddlcore.launch.job.host_table import HostTable
 from ddlcore.launch.job.watch import Watches
 from ddlcore.launch.ranks.exit_status import End, exit_code
 from ddlcore.messages.elastic import Ballot, Finished, NextWorld, Register, WorldReport
-from ddlcore.messages.observing import Differ, Profile, Pulse
+from ddlcore.messages.observing import Differ, Observation
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
 from ddlcore.messages.to_rank import AgreedCall, FromCoordinator, Outgoing, Refused, Welcome
@@ -36,8 +36,8 @@ _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because anothe
 class ObservedCoordinator:
     """A wrapper around a coordinator. The wrapper records which ranks leave because of an exception.
 
-    The wrapper passes all calls on to the coordinator, except pulses and profiles (messages in which a rank reports its
-    own state). ``watches`` get all messages, and the coordinator's answers.
+    The wrapper passes all calls on to the coordinator, except observations (messages in which a rank reports its own
+    state). ``watches`` get all messages, and the coordinator's answers.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ObservedCoordinator:
         self._watches = watches
 
     def handle(self, rank: LaunchedRank, message: ToCoordinator) -> Outgoing[LaunchedRank]:
-        if isinstance(message, (Pulse, Profile)):
+        if isinstance(message, Observation):
             if self._watches is not None:
                 self._watches.heard(rank, message)
             return []

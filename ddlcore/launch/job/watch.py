@@ -16,7 +16,7 @@ from ddlcore.errors import PluginError
 from ddlcore.hooks import WatchProvider
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End, NotStarted
-from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.observing import Observation
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import ToCoordinator
 from ddlcore.messages.to_rank import Outgoing
@@ -77,7 +77,7 @@ class Watch:
     def begin(self, ranks: RunningRanks) -> None:
         """Take note that the ranks have been started."""
 
-    def heard(self, rank: LaunchedRank, message: Pulse | Profile) -> None:
+    def heard(self, rank: LaunchedRank, message: Observation) -> None:
         """Handle a message in which ``rank`` reports its own state."""
 
     def passed(self, rank: LaunchedRank, message: ToCoordinator, outgoing: Outgoing[LaunchedRank]) -> None:
@@ -148,7 +148,7 @@ class Watches:
     def begin(self, ranks: RunningRanks) -> None:
         self._each(lambda watch: watch.begin(ranks))
 
-    def heard(self, rank: LaunchedRank, message: Pulse | Profile) -> None:
+    def heard(self, rank: LaunchedRank, message: Observation) -> None:
         self._each(lambda watch: watch.heard(rank, message))
 
     def passed(self, rank: LaunchedRank, message: ToCoordinator, outgoing: Outgoing[LaunchedRank]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ddl_dashboard import records
 from ddl_dashboard.records import Heard, JobBegin, RankState, Record
+from ddl_doctor.reports import Activity, Pulse, Traffic
 
 from ddlcore.launch.job.watch import WatchedJob
-from ddlcore.messages.observing import Activity, Pulse, Traffic
 from ddlcore.plug.settings import settings_of
 
 __all__ = ["HOSTILE", "PretendJob", "watched"]

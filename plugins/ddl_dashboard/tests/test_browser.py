@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from ddl_dashboard import records
 from ddl_dashboard.job_page import JobPage
+from ddl_doctor.reports import to_send
 
 from ddlcore.messages.elastic import WorldReport
 from ddlcore.messages.ranks import LaunchedRank
@@ -54,7 +55,7 @@ class Told:
     def _tell(self, at_s: float) -> None:
         for record in self.job.pulses(at_s):
             assert isinstance(record, records.Heard)
-            self.page.heard(record.rank, record.pulse)
+            self.page.heard(record.rank, to_send(record.pulse))
 
     def _run(self) -> None:
         begun_s = time.monotonic() - 14.0

@@ -10,8 +10,8 @@ import pytest
 from ddl_dashboard import records
 from ddl_dashboard.history import KEPT_S, MOST_EVENTS, MOST_ROWS, JobHistory
 from ddl_dashboard.records import Heard, JobBegin, JobEvent, Over, RankState, WorldState, decoded, encoded
+from ddl_doctor.reports import Pulse
 
-from ddlcore.messages.observing import Pulse
 from plugins.ddl_dashboard.tests.pretend import HOSTILE, PretendJob
 
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 from ddl_dashboard import records
 from ddl_dashboard.job_page import JobPage
+from ddl_doctor.reports import to_send
 
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.ranks import LaunchedRank
@@ -103,7 +104,7 @@ def test_what_a_page_is_told(begin: Callable[..., JobPage]) -> None:
     page.passed(3, hello, [(rank, Welcome("world1")) for rank in map(LaunchedRank, range(4))])
     for record in PretendJob().pulses(1.0):
         assert isinstance(record, records.Heard)
-        page.heard(record.rank, record.pulse)
+        page.heard(record.rank, to_send(record.pulse))
     now = stream.until(lambda now: now["summary"]["memory_most"])
     assert [rank["state"] for rank in now["ranks"]] == ["running"] * 4
     page.said("stalled for more than 60 s in discovery:\n  tensor  ready on")

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from ddl_dashboard.rank_statistics import rows_of, table_lines
 from ddl_dashboard.top import Top, drawn
+from ddl_doctor.reports import Pulse, to_send
 
 from ddlcore.launch.job.watch import RunningRanks, WatchedJob
 from ddlcore.launch.output.screen import Screen
-from ddlcore.messages.observing import Pulse
 from ddlcore.plug.settings import settings_of
 from tests.launch.starting import DDL
 
@@ -62,7 +62,7 @@ def test_steps_that_take_as_long_as_the_time_between_pulses(step_s: float) -> No
     for second in range(45):
         for rank, later_s in ((0, 0.0), (1, 0.3)):
             at_s = second + later_s
-            top.heard(rank, Pulse(at_s, int(at_s / step_s), 0.1 * at_s, at_s, 1 << 30, -1.0, 0, 0))
+            top.heard(rank, to_send(Pulse(at_s, int(at_s / step_s), 0.1 * at_s, at_s, 1 << 30, -1.0, 0, 0)))
         rows = top.rows()
         assert [row.marks for row in rows] == [(), ()]
     assert [row.step_s for row in rows] == pytest.approx([step_s, step_s], rel=0.15)
@@ -74,13 +74,13 @@ def test_a_rank_that_says_nothing_any_more_is_marked() -> None:
     top = table("node1", "node1", "node2", clock=lambda: now_s)
     for rank, waited_s in ((0, 6.0), (1, 1.0), (2, 6.0)):
         for pulse in pulses(waited_s):
-            top.heard(rank, pulse)
+            top.heard(rank, to_send(pulse))
     slow = ("slow: computes 2.2 times as long",)
     assert [row.marks for row in top.rows()] == [(), slow, ()]
     now_s = 29.0
     assert [row.marks for row in top.rows()][1] == slow, "ten seconds lay between its words"
     for rank in (0, 2):
-        top.heard(rank, msgspec.structs.replace(pulses(6.0)[1], at_s=120.0))
+        top.heard(rank, to_send(msgspec.structs.replace(pulses(6.0)[1], at_s=120.0)))
     now_s = 31.0
     rows = top.rows()
     assert [row.marks for row in rows] == [(), ("silent for 31 s",), ()]
@@ -91,10 +91,10 @@ def test_a_rank_that_was_started_again_begins_anew() -> None:
     """The totals of its new process begin at 0: no figure is computed across the two processes."""
     top = table("node1")
     for pulse in pulses(6.0):
-        top.heard(0, pulse)
-    top.heard(0, Pulse(120.0, 0, 0.0, 1.0, 1 << 30))
+        top.heard(0, to_send(pulse))
+    top.heard(0, to_send(Pulse(120.0, 0, 0.0, 1.0, 1 << 30)))
     assert [(row.steps, row.step_s, row.cpu) for row in top.rows()] == [(0, None, None)]
-    top.heard(0, Pulse(130.0, 20, 2.0, 6.0, 1 << 30))
+    top.heard(0, to_send(Pulse(130.0, 20, 2.0, 6.0, 1 << 30)))
     assert [(row.steps, row.step_s, row.waiting, row.cpu) for row in top.rows()] == [(20, 0.5, 0.2, 0.5)]
 
 
@@ -102,7 +102,7 @@ def test_ranks_that_join_later_have_rows() -> None:
     """Also those for which there was no place at the start."""
     top = table("node1", "node1")
     for pulse in pulses(6.0):
-        top.heard(3, pulse)
+        top.heard(3, to_send(pulse))
     assert [(row.rank, row.steps) for row in top.rows()] == [(0, 0), (1, 0), (2, 0), (3, 60)]
 
 
@@ -112,7 +112,7 @@ def test_the_world_of_an_elastic_job_stands_below_the_table() -> None:
     top.screens((out, err))
     top.begin(RunningRanks(lambda: None, str, lambda: "world 3: 1 rank"))
     for pulse in pulses(6.0):
-        top.heard(0, pulse)
+        top.heard(0, to_send(pulse))
     top.drained()
     assert b"".join(shown).decode().splitlines()[-1] == "ddl run: world 3: 1 rank"
     assert drawn(top.rows(), "world 3: 1 rank").caption == "world 3: 1 rank"
@@ -165,7 +165,7 @@ def test_on_a_terminal() -> None:
     top.begin(RUNNING)
     for rank, waited in ((0, 6.0), (1, 1.0)):
         for pulse in pulses(waited):
-            top.heard(rank, pulse)
+            top.heard(rank, to_send(pulse))
     from ddl_dashboard.top import _Above
 
     writer = _Above(top._console)
@@ -185,7 +185,7 @@ def test_without_a_terminal() -> None:
     assert top.screens((out, err)) == (out, err)
     said: list[str] = []
     for pulse in pulses(6.0):
-        top.heard(0, pulse)
+        top.heard(0, to_send(pulse))
     assert top.open(said.append) == ""
     top.begin(RUNNING)
     while not said:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ddl_dashboard.waits import LastReport, Wait, waits_of
-
-from ddlcore.messages.observing import Activity
+from ddl_doctor.reports import Activity
 
 
 def told(waits_s: float, *names: str, more: int = 0, silent: bool = False, ranks: tuple[int, ...] = ()) -> LastReport:

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
+from ddl_doctor.reports import Pulse, report_in
+
 from ddl_dashboard import records
 from ddl_dashboard.place import chart_library, listen, place_of, url_of
 from ddl_dashboard.records import Heard, JobBegin, JobEvent, Over, RankState, Record, WorldState, encoded
@@ -24,7 +26,7 @@ from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob
 from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.elastic import WorldReport
-from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.observing import Observation
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Bye, Hello, Leave, ToCoordinator
 from ddlcore.messages.to_rank import Answer, Outgoing, Resume, Welcome
@@ -104,10 +106,11 @@ class JobPage(Watch):
         """Show the hosts of the ranks as they are from now on."""
         self._host_of = ranks.host_of
 
-    def heard(self, rank: int, message: Pulse | Profile) -> None:
+    def heard(self, rank: int, message: Observation) -> None:
         """Record a pulse, in which ``rank`` reports its own state. Profiles are ignored."""
-        if isinstance(message, Pulse):
-            self._tell(Heard(rank, message))
+        report = report_in(message)
+        if isinstance(report, Pulse):
+            self._tell(Heard(rank, report))
 
     def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing[LaunchedRank]) -> None:
         """Record the events that follow from ``message``, which ``rank`` has sent to the coordinator.

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ddl_doctor.reports import Activity, Pulse, Traffic
 from msgspec.structs import replace
 
 from ddl_dashboard.records import STARTING
-from ddlcore.messages.observing import Activity, Pulse, Traffic
 
 KEPT = 30  # the last so many pulses of a rank are stored: half a minute
 _RATE_S = 5.0  # time over which a rate of bytes is computed

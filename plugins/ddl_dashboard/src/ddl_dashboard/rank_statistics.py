@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddlcore.messages.observing import Pulse
+from ddl_doctor.reports import Pulse
+
 from ddlcore.text.columns import aligned
 from ddlcore.text.numbers import UNKNOWN, memory_size, percent
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-
-from ddlcore.messages.observing import Pulse
+from ddl_doctor.reports import Pulse
 
 # The states of a rank as the launcher knows them. ``_present_state`` in history.py adds states that follow from pulses.
 STARTING = "starting"  # its process runs, and has not called init

@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddl_doctor.reports import Pulse, report_in
+
 from ddl_dashboard.rank_statistics import HEADINGS, LEFT, RankFigures, cells, known_columns, rows_of, table_lines
 from ddlcore.config.loading import Settings
 from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob
 from ddlcore.launch.output.screen import Screen
-from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.observing import Observation
 from ddlcore.text.numbers import UNKNOWN
 
 if TYPE_CHECKING:
@@ -102,14 +104,15 @@ class Top(Watch):
         self._thread = threading.Thread(target=self._run, name="ddl-top", daemon=True)
         self._thread.start()
 
-    def heard(self, rank: int, message: Pulse | Profile) -> None:
+    def heard(self, rank: int, message: Observation) -> None:
         """Store the last pulses of each rank. The control server's thread calls this method."""
-        if isinstance(message, Pulse):
+        report = report_in(message)
+        if isinstance(report, Pulse):
             with self._lock:
                 kept = self._pulses.setdefault(rank, deque(maxlen=_KEPT))
-                if kept and _begins_anew(kept[-1], message):
+                if kept and _begins_anew(kept[-1], report):
                     kept.clear()
-                kept.append(message)
+                kept.append(report)
                 self._heard_s[rank] = self._clock()
 
     def drained(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlcore.messages.observing import Activity
+from ddl_doctor.reports import Activity
 
 LEAST_S = 0.9  # a rank waits if no operation has ended on it for this time, according to two successive pulses
 ALL_IN_S = 3.0  # after this time, a wait is reported even if all ranks have submitted the operation

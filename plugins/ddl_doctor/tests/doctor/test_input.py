@@ -13,11 +13,11 @@ from ddl_doctor.doctor import watching
 from ddl_doctor.doctor.report import DoctorReport
 from ddl_doctor.doctor.subject import Question, subject_of
 from ddl_doctor.doctor.watching import InputWatch, judge_input, watch_input
+from ddl_doctor.reports import Profile, to_send
 
 from ddlcore.launch.job.watch import RunningRanks
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import NotStarted
-from ddlcore.messages.observing import Profile
 from tests.launch.starting import DDL
 
 SCRIPT = """
@@ -109,10 +109,10 @@ def test_when_it_is_enough() -> None:
     quiet, _ = watch.screens((out, out))
     quiet.show("rank", [(b"loss 0.3", b"\n")])
     watch.begin(RunningRanks(lambda: stops.append(1), str, lambda: ""))
-    watch.heard(0, profile(0.1))
-    watch.heard(1, profile(0.1, steps=9))
+    watch.heard(0, to_send(profile(0.1)))
+    watch.heard(1, to_send(profile(0.1, steps=9)))
     assert stops == []
-    watch.heard(1, profile(0.1))
-    watch.heard(1, profile(0.1, steps=11))
+    watch.heard(1, to_send(profile(0.1)))
+    watch.heard(1, to_send(profile(0.1, steps=11)))
     watch.drained()
     assert stops == [1] and list(watch.written) == ["loss 0.3"]

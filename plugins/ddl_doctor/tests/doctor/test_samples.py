@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from ddl_doctor.doctor.samples import Stacks
-
-from ddlcore.messages.observing import Profile
+from ddl_doctor.reports import Profile
 
 STEPS = 12
 

@@ -15,11 +15,12 @@ from ddl_conform.world import World
 from ddl_doctor.input_clock import InputClock, WhoWaits
 from ddl_doctor.pulses.activity import MOST_NAMES, ActivityMeter
 from ddl_doctor.pulses.traffic import TrafficMeter
+from ddl_doctor.reports import Pulse, report_in, to_send
 
 import ddlcore as ddl
 from ddlcore.contracts.interfaces import interface_addresses
 from ddlcore.messages.coding import decode_to_coordinator, encode
-from ddlcore.messages.observing import Pulse
+from ddlcore.messages.observing import Observation
 from ddlcore.process.job import Job
 
 
@@ -58,14 +59,17 @@ def test_the_message_is_small() -> None:
     meter = ActivityMeter(lambda set_id: ())
     told = meter.read(stats(0), "x" * 5000, [(f"{number:05}" + "n" * 5000, 0) for number in range(5000)])
     assert (len(told.in_flight), told.pending) == (MOST_NAMES, 5000)
-    data = encode(Pulse(1.0, 2, 3.0, 4.0, 5, activity=told))
+    pulse = Pulse(1.0, 2, 3.0, 4.0, 5, activity=told)
+    data = encode(to_send(pulse))
     assert len(data) < 3000
-    assert decode_to_coordinator(data) == Pulse(1.0, 2, 3.0, 4.0, 5, activity=told)
+    sent = decode_to_coordinator(data)
+    assert isinstance(sent, Observation) and report_in(sent) == pulse
+    assert report_in(Observation("another's", data)) is None
 
 
 def test_a_pulse_without_activity_is_as_before() -> None:
     """A pulse without activity is a short message, as the ranks of ``ddl run --top`` send it."""
-    assert len(encode(Pulse(1.0, 2, 3.0, 4.0, 5))) < 60
+    assert len(encode(to_send(Pulse(1.0, 2, 3.0, 4.0, 5)))) < 90
 
 
 def test_nothing_is_sent_unless_the_page_is_served() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 from ddl_doctor.input_clock import WhoWaits, loaders, main_thread, outermost_first
-from ddlcore.messages.observing import Profile
+from ddl_doctor.reports import Profile, to_send
 from ddlcore.process.observers import ObservedRank, RankObserver
 from ddlcore.threads import OwnThread
 
@@ -188,7 +188,7 @@ class Samples(RankObserver):
                     self._stacks.clear()
             elif now_s - told_s >= 1.0:
                 told_s = now_s
-                self._tell(self._stacks.profile())
+                self._tell(to_send(self._stacks.profile()))
         if warm:
-            self._tell(self._stacks.profile())
+            self._tell(to_send(self._stacks.profile()))
         self._stacks.clear()  # frames keep their local variables alive

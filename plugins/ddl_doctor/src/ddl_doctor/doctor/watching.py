@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 
 from ddl_doctor.doctor.report import DoctorReport
 from ddl_doctor.doctor.subject import ExaminedJob, Question
+from ddl_doctor.reports import Profile, report_in
 from ddlcore.contracts.check import Finding
 from ddlcore.launch.job.launcher import JobDescription, run_job
 from ddlcore.launch.job.watch import RunningRanks, Watch
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.command import own_script
 from ddlcore.launch.ranks.exit_status import NotStarted
-from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.observing import Observation
 
 SAMPLE_MS = 5.0
 LARGE_SHARE = 0.1  # of a step: a larger share is reported
@@ -53,13 +54,14 @@ class InputWatch(Watch):
         self._timer.daemon = True
         self._timer.start()
 
-    def heard(self, rank: int, message: Pulse | Profile) -> None:
+    def heard(self, rank: int, message: Observation) -> None:
         """Store the newest profile of each rank. End the job when all ranks have run enough steps.
 
         A profile says in which lines of code a rank has spent the time of its steps.
         """
-        if isinstance(message, Profile):
-            self.profiles[rank] = message
+        report = report_in(message)
+        if isinstance(report, Profile):
+            self.profiles[rank] = report
             if len(self.profiles) == self._size and min(one.steps for one in self.profiles.values()) >= self._steps:
                 self._enough()
 

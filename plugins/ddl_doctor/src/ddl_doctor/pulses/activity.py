@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ddlcore.messages.observing import Activity, Traffic
+from ddl_doctor.reports import Activity, Traffic
 
 MOST_NAMES = 8  # at most so many names are sent: the page shows no more
 _LONGEST = 200  # characters of a name or a sentence that are sent

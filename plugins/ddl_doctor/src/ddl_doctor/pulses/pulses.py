@@ -13,7 +13,7 @@ from ddl_doctor.gpu_driver import use_of
 from ddl_doctor.input_clock import InputClock, loaders, main_thread
 from ddl_doctor.pulses.activity import ActivityMeter
 from ddl_doctor.pulses.traffic import TrafficMeter
-from ddlcore.messages.observing import Activity, Pulse
+from ddl_doctor.reports import Activity, Pulse, to_send
 from ddlcore.process.observers import ObservedRank, RankObserver
 from ddlcore.runtime.meter import Stats
 from ddlcore.threads import OwnThread
@@ -37,7 +37,7 @@ class Pulses(RankObserver):
 
         def tick() -> None:
             stats = rank.stats_of_world()
-            rank.tell(make_pulse(stats["steps"], stats["seconds"]["user"], gpu(), activity(stats)))
+            rank.tell(to_send(make_pulse(stats["steps"], stats["seconds"]["user"], gpu(), activity(stats))))
 
         self._tickers.append(Ticker(rank.settings.number("pulse_s"), tick, f"ddl-pulse-{rank.rank}"))
 

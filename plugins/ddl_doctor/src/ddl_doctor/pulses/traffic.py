@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from ddl_doctor.reports import Traffic
 from ddlcore.contracts.interfaces import interface_addresses
-from ddlcore.messages.observing import Traffic
 
 _WORD = 4  # InfiniBand's counters count words of 4 bytes
 _INFINIBAND = Path("/sys/class/infiniband")
