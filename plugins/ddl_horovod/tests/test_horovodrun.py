@@ -10,8 +10,8 @@ from ddl_horovod.tables import FLAGS, NATIVE, SETTINGS_OF_NATIVE, VARIABLES, For
 
 from ddlcore.commands.cli import run_program
 from ddlcore.commands.run import command as run_module
-from ddlcore.config.table import SETTINGS
 from ddlcore.launch.job.launcher import JobDescription
+from ddlcore.plug.settings import settings_of
 
 # As `horovodrun --help` of release 0.28 lists them, with a value that each takes.
 LISTED = """
@@ -94,10 +94,12 @@ def test_the_table_has_every_flag_once() -> None:
     """Each flag in the table is a flag of horovodrun, and each row of the table has one effect."""
     listed = [*NATIVE, *(name for row in FLAGS for name in row.names)]
     assert sorted(listed) == sorted({flag.partition("=")[0] for flag in HOROVODRUN})
+    known = {"", *settings_of({}, warns=False)[0]}
     for row in (*FLAGS, *VARIABLES, *SETTINGS_OF_NATIVE.values()):
         assert [bool(way) for way in (row.setting, row.environ, row.note, row.later)].count(True) == 1, row
-        assert row.setting in ("", *(setting.name for setting in SETTINGS))
+        assert row.setting in known
     ours = {name for option in horovodrun.params for name in (*option.opts, *option.secondary_opts)}
+    ours |= {f"--{no}{name.replace('_', '-')}" for name in known for no in ("", "no-")}  # those of plugins, too
     assert set(NATIVE.values()) <= ours
 
 
