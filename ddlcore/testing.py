@@ -10,5 +10,5 @@ if TYPE_CHECKING:
     from ddl_conform import *  # noqa: F403
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # also for type checkers: some names are modules of the kit
     return taken_from("ddl_conform", name, __name__)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
-_TEXT = 96  # size of a text buffer in bytes; no name, version or UUID is longer
+TEXT_BYTES = 96  # size of a text buffer; no name, version or UUID is longer
 _ENABLED = 1
 
 
@@ -77,8 +77,8 @@ class Nvml:
             raise DriverError(f"{name}: {(describe(code) or b'').decode() or code}")
 
     def _told(self, name: str, *arguments: Any) -> str:
-        text = ctypes.create_string_buffer(_TEXT)
-        self._ask(name, *arguments, text, ctypes.c_uint(_TEXT))
+        text = ctypes.create_string_buffer(TEXT_BYTES)
+        self._ask(name, *arguments, text, ctypes.c_uint(TEXT_BYTES))
         return text.value.decode(errors="replace")
 
 

@@ -8,7 +8,7 @@ from ddlcore.contracts.forwarding import taken_from
 
 if TYPE_CHECKING:
     from ddl_doctor.contracts.known_bad import *  # noqa: F403
+else:
 
-
-def __getattr__(name: str) -> Any:
-    return taken_from("ddl_doctor.contracts.known_bad", name, __name__)
+    def __getattr__(name: str) -> Any:
+        return taken_from("ddl_doctor.contracts.known_bad", name, __name__)

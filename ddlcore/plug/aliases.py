@@ -14,7 +14,6 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
         "mpi": "ddl-mpi",
         "nccl": "ddl-nccl",
         "shm": "ddl-shm",
-        "threads": "ddl-conform",
     },
     "adapter": {"torch": "ddl-torch", "tensorflow": "ddl-tf", "keras": "ddl-tf", "mxnet": "ddl-mxnet"},
     "kernels": {  # by kind of device

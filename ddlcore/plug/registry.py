@@ -108,10 +108,10 @@ class PluginKind(Generic[P]):
         contract = self._contract
         if isinstance(contract, str):
             module, _, name = contract.partition(":")
-            # Whoever has imported the target has imported its class as well.
-            contract, wanted = getattr(sys.modules.get(module), name, None), f"{module}.{name}"
-            if contract is None:
-                return wanted
+            try:
+                contract = getattr(importlib.import_module(module), name)
+            except ImportError:  # the class is in another package, which is not installed: the target cannot be of it
+                return f"{module}.{name}"
         elif contract is None:
             return ""
         fits = (
@@ -382,7 +382,7 @@ class Registry:
             provider.setting not in self._settings_for(provider, origin)
         ):
             wrong = (
-                f"it is built if its setting asks for it, and '{provider.setting}' is no setting of ddlcore or of "
+                f"it is built if its setting asks for it, and '{provider.setting}' is no setting of ddl or of "
                 "this package; name one in the field `setting`, usually one of its `settings`"
             )
         elif isinstance(provider, RecorderProvider) and provider.name != "timeline":
@@ -396,11 +396,12 @@ class Registry:
         self.refusals.append(Refusal(origin, provider.name, kind.word, wrong))
 
     def _settings_for(self, provider: Provider, origin: Distribution) -> set[str]:
-        """Return the settings of the core, of ``provider``, and of earlier providers of the same distribution.
+        """Return the settings of the core, of ddl's own plugins, and of ``provider`` and earlier ones of its distribution.
 
         Settings of other distributions are left out: whether they are known already depends on the order of loading.
         """
-        known = {name for name, (_, owner) in self._rows.items() if owner in ("ddlcore", str(origin))}
+        known = set(ALIASES["setting"])
+        known |= {name for name, (_, owner) in self._rows.items() if owner in ("ddlcore", str(origin))}
         return known | {row.name for row in provider.settings}
 
     def _words_of_commands(self) -> set[str]:

@@ -39,8 +39,8 @@ def settings_of(
     ranks of ``ddl run`` do not warn either, because ``ddl run`` warns before it starts them.
 
     Raises ValueError if a value is not valid, and UnknownSetting (a ValueError) if ``file`` or ``flags`` contain the
-    name of a setting that does not exist. The message of UnknownSetting also names the plugins that the user's allow or
-    deny list excludes, because the setting may belong to one of them.
+    name of a setting that does not exist. The message of UnknownSetting names the package of ddl that has the setting; if
+    none has it, the message names the plugins that the user's allow or deny list excludes, because it may be one's.
     """
     warns = warns and registry is None and _JOB not in environ
     if registry is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from ddlcore.contracts import BenchPeer, Transport
+from ddlcore import contracts
+from ddlcore.contracts import BenchPeer, Check, Transport, forwarding
+from ddlcore.contracts.known_bad import KnownBadCheck
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     BenchPeerProvider,
@@ -137,6 +140,37 @@ def test_a_watch_must_be_one(target: str) -> None:
         registry.load(provider)
 
 
+@pytest.mark.parametrize("name", ["check", "known_bad"])
+def test_a_check_may_be_imported_by_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where it is defined, too, and with nobody who has imported the module of the contract before."""
+    monkeypatch.delitem(sys.modules, "ddlcore.contracts.check", raising=False)
+    target = {"check": "ddl_doctor.checks.system:LimitsCheck", "known_bad": "ddl_horovod.checks:KnownBadHorovod"}[name]
+    registry, provider = Registry(), CheckProvider("look", target)
+    registry.offer(provider, ORIGIN)
+    assert issubclass(registry.load(provider), KnownBadCheck if name == "known_bad" else Check)
+
+
+@pytest.mark.parametrize("name", ["Check", "BenchPeer"])
+def test_a_contract_whose_package_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names say how to install it; what Python asks of each module is answered as by any module."""
+    monkeypatch.setattr(forwarding, "find_spec", lambda package: None)
+    with pytest.raises(ModuleNotFoundError, match=r"is in a package of its own; pip install .*ddl_doctor"):
+        getattr(contracts, name)
+    module = importlib.import_module("ddlcore.contracts.check")
+    assert not hasattr(module, "__wrapped__")
+    registry, provider = Registry(), CheckProvider("look", "ddlcore.contracts:Transport")
+    registry.offer(provider, ORIGIN)
+    with pytest.raises(PluginError, match=r"ddlcore\.contracts:Transport is no ddlcore\.contracts\.check\.Check"):
+        registry.load(provider)
+
+
+def test_a_watch_may_ask_by_a_setting_of_ddl_doctor() -> None:
+    """Whether that is installed is another question, which ``watching`` answers."""
+    registry = Registry()
+    registry.offer(WatchProvider("pigeon", "coop:Watch", setting="pulse_s"), ORIGIN)
+    assert set(registry.watches) == {"pigeon"}
+
+
 def test_a_recorder_that_nobody_would_use_is_refused() -> None:
     registry = Registry()
     registry.offer(RecorderProvider("films", "coop:Films"), ORIGIN)
@@ -149,7 +183,7 @@ def test_a_watch_that_no_setting_asks_for_is_refused(setting: str) -> None:
     registry = Registry()
     registry.offer(WatchProvider("pigeon", "coop:Watch", setting=setting), ORIGIN)
     assert registry.watches == {}
-    assert f"'{setting}' is no setting of ddlcore or of this package; name one in" in registry.problems[0]
+    assert f"'{setting}' is no setting of ddl or of this package; name one in" in registry.problems[0]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ddlcore.hooks import CommandProvider, WatchProvider
 from ddlcore.launch.agents.survey import versions
 from ddlcore.launch.agents.wire import Report
 from ddlcore.plug.aliases import FRAMEWORKS
@@ -32,11 +33,16 @@ def compared_packages(registry: Registry) -> dict[str, bool]:
     """Return the names of the packages whose versions are compared between hosts, as the keys of a dict.
 
     The value is true if the job must not start with different versions of the package. This is the case for ddl's own
-    plugins, but not for frameworks.
+    plugins, but not for frameworks, and not for a plugin that only the launching host uses.
     """
-    ours = registry.distributions()
     others = {name for names in FRAMEWORKS.values() for name in names}
-    return dict.fromkeys(sorted(others), False) | dict.fromkeys(sorted(ours), True)
+    used: dict[str, bool] = {}
+    for _, provider in registry.offers():
+        name = registry.distribution(provider).name
+        used[name] = used.get(name, False) or not isinstance(provider, (CommandProvider, WatchProvider))
+    return dict.fromkeys(sorted(others), False) | {
+        name: used.get(name, True) for name in sorted(registry.distributions())
+    }
 
 
 def judge(host: str, report: Report | None, gone: str, packages: Mapping[str, bool]) -> HostCheck:

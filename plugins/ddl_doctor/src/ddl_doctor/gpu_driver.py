@@ -6,11 +6,10 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlcore.builtin.nvml import LIBRARY, Nvml, shown
+from ddlcore.builtin.nvml import LIBRARY, TEXT_BYTES, Nvml, shown
 from ddlcore.contracts.check import Gpu, Links
 
 _P2P_READ, _P2P_WRITE, _P2P_OK = 0, 1, 0
-_TEXT = 96  # size of a text buffer in bytes; no name, version or UUID is longer
 
 
 class _Pci(ctypes.Structure):  # nvmlPciInfo_t
@@ -96,8 +95,8 @@ class GpuDriver(Nvml):
         return Gpu(index, name, uuid, f"{domain[-4:]}:{rest}" if rest else "", int(memory.total))
 
     def _text(self, function: str, handle: ctypes.c_void_p) -> str:
-        text = ctypes.create_string_buffer(_TEXT)
-        getattr(self._library, function)(handle, text, ctypes.c_uint(_TEXT))
+        text = ctypes.create_string_buffer(TEXT_BYTES)
+        getattr(self._library, function)(handle, text, ctypes.c_uint(TEXT_BYTES))
         return text.value.decode(errors="replace")
 
     def _reaches(self, a: ctypes.c_void_p, b: ctypes.c_void_p) -> bool:

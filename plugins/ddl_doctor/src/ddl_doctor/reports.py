@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from ddlcore.messages.observing import Observation
 
+log = logging.getLogger("ddl")
 _KIND = "ddl-doctor"
 
 
@@ -75,8 +78,12 @@ def to_send(report: Pulse | Profile) -> Observation:
 def report_in(observation: Observation) -> Pulse | Profile | None:
     """Return the report that ``to_send`` has packed, or None if another observer has sent ``observation``.
 
-    Raises msgspec.DecodeError if the report is malformed.
+    The result is also None if the report has another form, as one of another state of this package may have.
     """
     if observation.kind != _KIND:
         return None
-    return msgspec.msgpack.decode(observation.data, type=Pulse | Profile)
+    try:
+        return msgspec.msgpack.decode(observation.data, type=Pulse | Profile)
+    except msgspec.DecodeError as error:
+        log.debug("a report of a rank cannot be read: %s", error)
+        return None

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from ddl_conform.store import ThreadStore
-from ddl_doctor.recording import recorder
+from ddl_doctor.recording import exchange, recorder
 from ddl_doctor.recording.recorder import TimelineRecorder
 from ddl_doctor.timeline.reading import read_trace
 
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.observe.clock import Reading, boot_id
+from ddlcore.observe.timeline_parts import parts_in
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.recorder import RecordedRank
 from ddlcore.types import Placement
@@ -32,7 +33,7 @@ def test_a_part_that_nobody_collects_stays(
     hosts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first rank has no recorder: the others keep what they have written, and say where."""
-    monkeypatch.setattr(recorder, "FIRST_S", 0.05)
+    monkeypatch.setattr(recorder, "BEGIN_S", 0.05)
     one = recorder_of(1, ThreadStore(), hosts)
     one.begin(tmp_path / "t.json", False, None, "w1", None)
     one.end(10.0)
@@ -42,16 +43,20 @@ def test_a_part_that_nobody_collects_stays(
 
 
 def test_a_rank_that_records_nothing_is_told_from_one_that_does_not_stop(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of three, the first waits no longer than it may, and merges what there is."""
+    monkeypatch.setattr(exchange, "BEGIN_S", 0.05)
     store = ThreadStore()
     first, second = (recorder_of(rank, store, (0, 0, 0)) for rank in (0, 1))
     for one in (first, second):
         one.begin(tmp_path / "t.json", False, None, "w1", None)
     first.end(0.1)
     assert "rank 1 had not stopped it within 0.1 s" in caplog.text
-    assert "rank 2 has recorded none; is ddl-doctor installed there?" in caplog.text
+    assert (
+        "rank 2 has not begun it: it has not called start_timeline(), or ddl-doctor is not installed there"
+        in caplog.text
+    )
     assert [row["rank"] for row in read_trace(tmp_path / "t.json")[0]["ranks"]] == [0, 1]
     caplog.clear()
     second.end(10.0)
@@ -70,3 +75,23 @@ def test_a_part_of_another_host_is_sent_and_removed_there(tmp_path: Path) -> Non
     first.end(10.0)
     assert [row["rank"] for row in read_trace(here / "t.json")[0]["ranks"]] == [0, 1]
     assert [path.name for path in here.iterdir()] == ["t.json"]
+
+
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)], ids=["one host", "two hosts"])
+def test_parts_of_an_earlier_job_are_left_out(
+    hosts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that nobody had collected stays where it is, and the next trace of the same name does not have it."""
+    monkeypatch.setattr(recorder, "BEGIN_S", 0.05)
+    file = tmp_path / "t.json"
+    alone = recorder_of(1, ThreadStore(), hosts)
+    alone.begin(file, False, None, "an earlier world", None)
+    alone.end(10.0)
+    store = ThreadStore()
+    first, other = (recorder_of(rank, store, hosts) for rank in (0, 1))
+    for one in (first, other):
+        one.begin(file, False, None, "w2", None)
+    other.end(10.0)
+    first.end(10.0)
+    assert [(row["rank"], row["world"]) for row in read_trace(file)[0]["ranks"]] == [(0, "w2"), (1, "w2")]
+    assert [path.name for path in parts_in(tmp_path / "t.json.ranks")] == ["rank1.json"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_doctor.recording.recorder import TimelineRecorder
 from ddl_doctor.timeline.reading import read_trace
 from ddl_doctor.timeline.summary import runs_of, summarise
 
@@ -268,3 +269,21 @@ def test_a_rank_that_does_not_stop_is_named_and_the_others_are_merged(
         assert "rank 1 had not stopped it within 0.2 s" in caplog.text
         metadata, _ = read_trace(tmp_path / "t.json")
         assert [one["complete"] for one in metadata["ranks"]] == [True, False]
+
+
+def test_a_rank_leaves_also_if_its_recorder_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others learn that it has left, and its threads end; the log has the traceback."""
+
+    end = TimelineRecorder.end
+
+    def broken(self: TimelineRecorder, patience_s: float) -> None:
+        end(self, patience_s)
+        raise ZeroDivisionError("a fault of the plugin")
+
+    monkeypatch.setattr(TimelineRecorder, "end", broken)
+    with World(2, settings={"timeline": str(tmp_path / "t.json")}) as world:
+        world.run(lambda rank, job: ddl.allreduce(np.ones(2), name="x"), last=True)
+        assert all(job.closed for job in world.jobs)
+    assert caplog.text.count("the timeline could not be ended") == 2 and "a fault of the plugin" in caplog.text

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,8 @@ from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.contracts import AgentPlace, Ready, StartPlan, Surroundings
 from ddlcore.hooks import (
     AdapterProvider,
+    BenchPeerProvider,
+    CheckProvider,
     ClusterProvider,
     CompressorProvider,
     FusionProvider,
@@ -238,6 +241,13 @@ def _cluster(provider: ClusterProvider, registry: Registry) -> str:
     return f"rank {rank_info.rank} of {rank_info.size}" if rank_info is not None else "it has not started this process"
 
 
+def _of_doctor(provider: CheckProvider | BenchPeerProvider, registry: Registry) -> str:
+    if find_spec("ddl_doctor") is None:
+        raise _Untried(f"ddl-doctor uses it, and is not installed; {pip_install('ddl-doctor')}")
+    registry.load(provider)
+    return "it loads"
+
+
 _TRIALS: dict[type[Provider], Callable[[Any, Registry], str]] = {
     TransportProvider: _transport,
     AdapterProvider: _adapter,
@@ -246,4 +256,6 @@ _TRIALS: dict[type[Provider], Callable[[Any, Registry], str]] = {
     TunerProvider: _tuner,
     LauncherProvider: _launcher,
     ClusterProvider: _cluster,
+    CheckProvider: _of_doctor,
+    BenchPeerProvider: _of_doctor,
 }

@@ -79,10 +79,10 @@ class Gathering(Watch):
         remove_directory(self.timeline_dir)
 
     def close(self) -> None:
-        """Remove the directory if no rank was started. Otherwise keep parts that were not merged."""
+        """Remove the directory if no rank has written to it. Otherwise keep parts that were not merged."""
         if self.timeline_dir is None or not self.timeline_dir.exists():
             return
-        if not self._begun:
+        if not self._begun or not parts_in(self.timeline_dir):
             remove_directory(self.timeline_dir)
         elif not self._told:  # the job was interrupted
             log.warning("timeline: the ranks' parts are in %s; `ddl timeline merge` merges them", self.timeline_dir)

@@ -5,27 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter_ns
 
 from msgspec.structs import asdict
 
 from ddl_doctor.recording.clock import compare
-from ddl_doctor.recording.exchange import collect, forget, has, send
+from ddl_doctor.recording.exchange import BEGIN_S, PartExchange
 from ddl_doctor.recording.merge import merge
-from ddl_doctor.recording.part_writer import Timeline, parts_beside, remove_directory, remove_if_empty
+from ddl_doctor.recording.part_writer import Timeline, parts_beside, remove_if_empty
 from ddl_doctor.recording.ring_buffer import RingBuffer
 from ddl_doctor.recording.trace_hooks import TraceHooks
 from ddl_doctor.recording.trace_writer import TraceWriter
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.elastic import WorldReport
 from ddlcore.observe.clock import boot_id
-from ddlcore.observe.timeline_parts import part_of, parts_in
+from ddlcore.observe.timeline_parts import part_of
 from ddlcore.runtime.recorder import RecordedRank, Recorder
 from ddlcore.types import Kind
 
 log = logging.getLogger("ddl")
-FIRST_S = 2.0  # for the first rank to begin its own timeline, after another rank has ended this one
 
 
 class TimelineRecorder(Recorder):
@@ -36,6 +36,7 @@ class TimelineRecorder(Recorder):
         self._timeline: Timeline | None = None
         self._file: Path | None = None  # where this rank merges the parts; None: the launcher merges them
         self._made = 0
+        self._exchange: PartExchange | None = None  # None: the launcher merges the parts
 
     def begin(
         self, file: Path, mark_cycles: bool, directory: Path | None, world: str, report: WorldReport | None
@@ -58,9 +59,9 @@ class TimelineRecorder(Recorder):
         except OSError as error:
             raise ValueError(f"timeline {file}: {error.strerror} ({error.filename})") from None
         self._file = None if directory is not None else file
-        if self._file is not None:  # the others learn by this that the first rank will collect their parts
-            with contextlib.suppress(DdlInternalError):  # without the store, no part can be sent in the end
-                self._rank.store.set(f"timeline/{self._made}/begun/{rank}", b"")
+        if self._file is not None:
+            self._exchange = PartExchange(self._rank.store, self._made)
+            self._exchange.announce(rank, path.name)
         self._timeline = timeline
         timeline.start()
         return TraceHooks(ring, self._rank.meter)
@@ -90,32 +91,39 @@ class TimelineRecorder(Recorder):
     # --- without a launcher
 
     def _bring_together(self, file: Path, path: Path, patience_s: float) -> None:
-        store, rank, hosts = self._rank.store, self._rank.launched.rank, self._rank.launched.hosts
-        first = self._rank.ranks[0]
-        prefix = f"timeline/{self._made}/"
-        if rank != first and not has(store, f"{prefix}begun/{first}", min(patience_s, FIRST_S)):
-            log.warning("timeline %s: rank %d does not collect it, so this rank's part stays in %s", file, first, path)
-            return
+        rank, hosts, ranks = self._rank.launched.rank, self._rank.launched.hosts, self._rank.ranks
+        exchange, first = self._exchange, ranks[0]
+        assert exchange is not None
         if rank != first:
-            send(store, f"{prefix}{rank}", path, hosts[rank] == hosts[first])
+            if not exchange.announced(first, min(patience_s, BEGIN_S)):
+                text = "timeline %s: rank %d does not collect it, so this rank's part stays in %s"
+                log.warning(text, file, first, path)
+                return
+            exchange.send(rank, path, hosts[rank] == hosts[first])
             if hosts[rank] != hosts[first]:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                remove_if_empty(path.parent)
+                _remove([path])
             return
-        missing = collect(store, prefix, self._rank.ranks[1:], path.parent, patience_s)
-        begun = [one for one in missing if has(store, f"{prefix}begun/{one}", 0.0)]
+        shared = [one for one in ranks if hosts[one] == hosts[first]]
+        parts, unfinished, absent = exchange.collect(ranks[1:], shared, path.parent, patience_s)
         for who, what in (
-            (begun, f"had not stopped it within {patience_s:g} s"),
-            ([one for one in missing if one not in begun], "has recorded none; is ddl-doctor installed there?"),
+            (unfinished, f"had not stopped it within {patience_s:g} s"),
+            (absent, "has not begun it: it has not called start_timeline(), or ddl-doctor is not installed there"),
         ):
             if who:
                 log.warning("timeline %s: rank %s %s", file, ", ".join(map(str, who)), what)
-        forget(store, prefix)
         try:
-            for problem in merge(parts_in(path.parent), file):
+            for problem in merge([path, *parts], file):
                 log.warning("timeline %s: %s", file, problem)
-            if not missing:
-                remove_directory(path.parent)
         except OSError as error:
             log.warning("timeline %s: %s; the ranks' parts are in %s", file, error.strerror, path.parent)
+            return
+        if not unfinished:  # else that rank still writes there
+            _remove([path, *parts])
+
+
+def _remove(parts: Sequence[Path]) -> None:
+    """Remove ``parts``, which are in one directory, and the directory if nothing else is there."""
+    for part in parts:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    remove_if_empty(parts[0].parent)
