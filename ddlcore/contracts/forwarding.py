@@ -15,9 +15,9 @@ def taken_from(module: str, name: str, wanted: str) -> Any:
     """Return ``name`` of ``module``, for the module ``wanted`` of ddlcore that forwards to it.
 
     Raises ModuleNotFoundError, with the command that installs the package, if the package is not installed, and
-    AttributeError if it has no such name, or if the name begins with two underscores.
+    AttributeError if it has no such name, or if the name is one by which Python asks any module.
     """
-    if name.startswith("__"):  # Python and its tools ask every module for such names
+    if name.startswith("__") and name != "__all__":  # Python and its tools ask every module for such names
         raise AttributeError(f"module {wanted!r} has no attribute {name!r}")
     package = module.partition(".")[0]
     if find_spec(package) is None:

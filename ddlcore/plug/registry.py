@@ -110,8 +110,8 @@ class PluginKind(Generic[P]):
             module, _, name = contract.partition(":")
             try:
                 contract = getattr(importlib.import_module(module), name)
-            except ImportError:  # the class is in another package, which is not installed: the target cannot be of it
-                return f"{module}.{name}"
+            except ImportError as error:  # the class is in another package: the target cannot be of it
+                return f"{module}.{name} ({error})"
         elif contract is None:
             return ""
         fits = (

@@ -353,7 +353,7 @@ class Parts:
         left = self.tensor_queue.close(lambda: NotInitialized("ddl has been shut down; call init() again first"))
         self.engine.fail(left, Closed("the job was shut down before this was complete"))
         try:
-            self.timeline.end(patience_s if clean and not self._failure.given else 1.0)
+            self.timeline.end(patience_s if clean and not self._failure.given else 1.0, leaving=True)
         except Exception:  # a plugin's recorder may raise anything, and this rank must still leave
             log.exception("rank %d: the timeline could not be ended", self.rank)
         if clean and not self._failure.given:

@@ -56,9 +56,10 @@ class Recorder(ABC):
         """
 
     @abstractmethod
-    def end(self, patience_s: float) -> None:
+    def end(self, patience_s: float, leaving: bool) -> None:
         """End the timeline. The call has no effect if no timeline is being recorded.
 
         If the launcher does not merge the parts, the other ranks send their parts to rank 0. Rank 0 waits at most
-        ``patience_s`` seconds for these parts, and merges the parts that have arrived.
+        ``patience_s`` seconds for these parts, and merges the parts that have arrived. ``leaving``: this rank leaves the
+        job after this call, so it is the last one.
         """

@@ -46,14 +46,14 @@ class TimelineSwitch:
             self._listener = self._recorder.begin(file, mark_cycles, directory, world, report)
             self.on = True
 
-    def end(self, patience_s: float) -> None:
+    def end(self, patience_s: float, leaving: bool = False) -> None:
         """End the timeline, if there is one; see ``Recorder.end``."""
         self._lock.refuse("stop_timeline()")
         with self._lock:
             self.on = False
             self._listener = None
             if self._recorder is not None:
-                self._recorder.end(patience_s)
+                self._recorder.end(patience_s, leaving)
 
     # --- events, which are passed on to the recorder's listener while a timeline is recorded
 

@@ -34,6 +34,7 @@ from ddlcore.launch.agents.wire import (
 )
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import settings_of
 from ddlcore.version import VERSION
 from tests.control.echo import EchoCoordinator
 
@@ -205,3 +206,12 @@ def test_hosts_that_are_called_late_find_the_launcher() -> None:
         settings = load_settings({}, flags={"control_address": address})
         reach.routes["h2"] = route_for(settings, reach, "127.0.0.1")
         assert reach.endpoint_of(address)("h2") == endpoint
+
+
+def test_what_only_the_launching_host_uses_may_be_missing_elsewhere() -> None:
+    """A difference stops a job only for plugins that ranks use."""
+    packages = compared_packages(settings_of({}, warns=False)[1])
+    stops = {name: packages[name] for name in ("ddl-dashboard", "ddl-conform", "ddl-doctor", "ddl-shm", "torch")}
+    assert stops == {
+        "ddl-dashboard": False, "ddl-conform": False, "ddl-doctor": True, "ddl-shm": True, "torch": False,
+    }  # fmt: skip

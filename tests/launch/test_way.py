@@ -17,7 +17,7 @@ from tests.architecture.source import ROOT
 TRACED = Path(__file__).with_name("traced")
 PAGE = ROOT / "docs" / "design" / "architecture.md"
 ROW = re.compile(
-    r" (?P<what>.{19}) (?P<role>launcher|rank    |newcomer| {8})  (?P<file>\S+\.py)  +(?P<functions>[^:]+)(:.*)?"
+    r" (?P<what>.{19}) (?P<role>launcher|rank    |newcomer| {8})  (?P<file>\S+\.py) +(?P<functions>[^:]+)(:.*)?"
 )
 
 

@@ -102,7 +102,7 @@ def test_one_that_no_setting_asks_for_is_refused() -> None:
     registry = Registry()
     registry.offer(ObserverProvider("pigeon", "coop:Loft", setting="sample"), Distribution("ddl-pigeon", "1"))
     assert registry.observers == {}
-    assert "'sample' is no setting of ddlcore or of this package" in registry.problems[0]
+    assert "'sample' is no setting of ddl or of this package" in registry.problems[0]
 
 
 def test_a_package_that_only_the_launching_host_has(caplog: pytest.LogCaptureFixture) -> None:

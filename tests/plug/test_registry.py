@@ -165,7 +165,7 @@ def test_a_contract_whose_package_is_not_installed(name: str, monkeypatch: pytes
 
 
 def test_a_watch_may_ask_by_a_setting_of_ddl_doctor() -> None:
-    """Whether that is installed is another question, which ``watching`` answers."""
+    """Without ddl-doctor, nobody can set it, and the watch is not built."""
     registry = Registry()
     registry.offer(WatchProvider("pigeon", "coop:Watch", setting="pulse_s"), ORIGIN)
     assert set(registry.watches) == {"pigeon"}

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlcore.hooks import CommandProvider, WatchProvider
+from ddlcore.hooks import CommandProvider, DiscoveryProvider, Provider, TransportProvider, WatchProvider
 from ddlcore.launch.agents.survey import versions
 from ddlcore.launch.agents.wire import Report
 from ddlcore.plug.aliases import FRAMEWORKS
@@ -39,10 +39,17 @@ def compared_packages(registry: Registry) -> dict[str, bool]:
     used: dict[str, bool] = {}
     for _, provider in registry.offers():
         name = registry.distribution(provider).name
-        used[name] = used.get(name, False) or not isinstance(provider, (CommandProvider, WatchProvider))
+        used[name] = used.get(name, False) or not _only_here(provider)
     return dict.fromkeys(sorted(others), False) | {
         name: used.get(name, True) for name in sorted(registry.distributions())
     }
+
+
+def _only_here(provider: Provider) -> bool:
+    """Return whether only the launching host uses what ``provider`` describes, or a test in one process."""
+    if isinstance(provider, TransportProvider):
+        return provider.in_process
+    return isinstance(provider, (CommandProvider, DiscoveryProvider, WatchProvider))
 
 
 def judge(host: str, report: Report | None, gone: str, packages: Mapping[str, bool]) -> HostCheck:

@@ -38,3 +38,9 @@ def test_a_kit_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddlcore.contracts.forwarding.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"a package of its own; pip install .*ddl_conform"):
         ddlcore.testing.run_world  # noqa: B018
+
+
+def test_all_of_the_kit_may_be_imported() -> None:
+    names: dict[str, object] = {}
+    exec("from ddlcore.testing import *", names)
+    assert {"TransportSuite", "World"} <= set(names)

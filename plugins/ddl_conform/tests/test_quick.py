@@ -171,3 +171,16 @@ def test_one_plugin_is_tried_by_its_name(
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["plugins"]] == ["wise"]
     assert main(["conform", "--quick", "pigeon"]) == 2
     assert "nothing is called 'pigeon'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_ddl_doctor_uses_is_tried_where_that_is(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = settings_of({}, warns=False)[1]
+    if not installed:
+        monkeypatch.setattr(trial, "find_spec", lambda package: None)
+    for provider in (registry.checks["known-bad-horovod"], registry.bench_peers["gloo"]):
+        if installed:
+            assert trial._trial(provider, registry) == "it loads"
+        else:
+            with pytest.raises(trial._Untried, match=r"is not installed; pip install .*ddl_doctor"):
+                trial._trial(provider, registry)

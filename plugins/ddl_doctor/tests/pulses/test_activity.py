@@ -65,6 +65,7 @@ def test_the_message_is_small() -> None:
     sent = decode_to_coordinator(data)
     assert isinstance(sent, Observation) and report_in(sent) == pulse
     assert report_in(Observation("another's", data)) is None
+    assert report_in(Observation("ddl-doctor", b"\xc1")) is None, "of another form"
 
 
 def test_a_pulse_without_activity_is_as_before() -> None:

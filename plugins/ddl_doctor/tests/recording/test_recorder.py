@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ddl_doctor.recording import exchange, recorder
 from ddl_doctor.recording.recorder import TimelineRecorder
 from ddl_doctor.timeline.reading import read_trace
 
+from ddlcore.errors import DdlInternalError
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.observe.clock import Reading, boot_id
 from ddlcore.observe.timeline_parts import parts_in
@@ -36,10 +38,10 @@ def test_a_part_that_nobody_collects_stays(
     monkeypatch.setattr(recorder, "BEGIN_S", 0.05)
     one = recorder_of(1, ThreadStore(), hosts)
     one.begin(tmp_path / "t.json", False, None, "w1", None)
-    one.end(10.0)
+    one.end(10.0, False)
     part = tmp_path / "t.json.ranks" / "rank1.json"
     assert part.stat().st_size > 0
-    assert f"rank 0 does not collect it, so this rank's part stays in {part}" in caplog.text
+    assert f"rank 0 could not be told of this rank's part, {part}" in caplog.text
 
 
 def test_a_rank_that_records_nothing_is_told_from_one_that_does_not_stop(
@@ -51,7 +53,7 @@ def test_a_rank_that_records_nothing_is_told_from_one_that_does_not_stop(
     first, second = (recorder_of(rank, store, (0, 0, 0)) for rank in (0, 1))
     for one in (first, second):
         one.begin(tmp_path / "t.json", False, None, "w1", None)
-    first.end(0.1)
+    first.end(0.1, False)
     assert "rank 1 had not stopped it within 0.1 s" in caplog.text
     assert (
         "rank 2 has not begun it: it has not called start_timeline(), or ddl-doctor is not installed there"
@@ -59,22 +61,99 @@ def test_a_rank_that_records_nothing_is_told_from_one_that_does_not_stop(
     )
     assert [row["rank"] for row in read_trace(tmp_path / "t.json")[0]["ranks"]] == [0, 1]
     caplog.clear()
-    second.end(10.0)
-    assert "rank 0 does not collect it" in caplog.text
+    second.end(10.0, False)
+    assert "rank 0 could not be told of this rank's part" in caplog.text
 
 
-def test_a_part_of_another_host_is_sent_and_removed_there(tmp_path: Path) -> None:
-    """As before: the first rank gets the bytes through the store."""
+def test_a_part_of_another_host_is_removed_there_when_it_is_taken(tmp_path: Path) -> None:
+    """Not before: the first rank gets the bytes through the store, and says so."""
     store = ThreadStore()
     there, here = tmp_path / "there", tmp_path / "here"
     first, other = (recorder_of(rank, store, (0, 1)) for rank in (0, 1))
     first.begin(here / "t.json", False, None, "w1", None)
     other.begin(there / "t.json", False, None, "w1", None)
-    other.end(10.0)
-    assert list(there.iterdir()) == []
-    first.end(10.0)
+    other.end(10.0, False)
+    part = there / "t.json.ranks" / "rank1.json"
+    assert part.exists()
+    first.end(10.0, False)
     assert [row["rank"] for row in read_trace(here / "t.json")[0]["ranks"]] == [0, 1]
     assert [path.name for path in here.iterdir()] == ["t.json"]
+    assert part.exists()
+    other.end(10.0, True)
+    assert list(there.iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["gone", "too late", "refused"])
+def test_a_part_that_is_not_taken_stays_on_its_host(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first rank is lost, or has looked before this rank began, or the store does not take the bytes."""
+    monkeypatch.setattr(exchange, "BEGIN_S", 0.05)
+    store = ThreadStore()
+    first, other = (recorder_of(rank, store, (0, 1)) for rank in (0, 1))
+    first.begin(tmp_path / "here.json", False, None, "w1", None)
+    if fault == "too late":
+        first.end(0.1, True)
+    other.begin(tmp_path / "there.json", False, None, "w1", None)
+    if fault == "refused":
+        monkeypatch.setattr(store, "set", refused)
+    other.end(0.1, True)
+    assert (tmp_path / "there.json.ranks" / "rank1.json").exists()
+    told = (
+        "has not taken this rank's part, which stays in" if fault == "gone" else "could not be told of this rank's part"
+    )
+    assert told in caplog.text
+    if fault != "too late":
+        first.end(0.1, True)
+
+
+def refused(key: str, value: bytes) -> None:
+    raise DdlInternalError("too large")
+
+
+def test_what_two_hosts_share_is_not_merged_twice(tmp_path: Path) -> None:
+    """The other rank writes to the directory of the first, on a file system that both see."""
+    store = ThreadStore()
+    first, other = (recorder_of(rank, store, (0, 1)) for rank in (0, 1))
+    for one in (first, other):
+        one.begin(tmp_path / "t.json", False, None, "w1", None)
+    other.end(10.0, False)
+    first.end(10.0, False)
+    assert [row["rank"] for row in read_trace(tmp_path / "t.json")[0]["ranks"]] == [0, 1]
+    other.end(10.0, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_a_rank_may_write_elsewhere_on_the_same_host(tmp_path: Path) -> None:
+    """Its file is the one that it has named, not one of that name beside the trace."""
+    store = ThreadStore()
+    first, other = (recorder_of(rank, store, (0, 0)) for rank in (0, 1))
+    stale = tmp_path / "a" / "t.json.ranks" / "rank1.json"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("[]")
+    os.utime(stale, (1, 1))
+    first.begin(tmp_path / "a" / "t.json", False, None, "w1", None)
+    other.begin(tmp_path / "b" / "t.json", False, None, "w1", None)
+    other.end(10.0, False)
+    first.end(10.0, False)
+    assert [row["rank"] for row in read_trace(tmp_path / "a" / "t.json")[0]["ranks"]] == [0, 1]
+    assert stale.read_text() == "[]" and list((tmp_path / "b").iterdir()) == []
+
+
+def test_a_lost_store_leaves_the_parts_of_this_host_in_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank has died, so nobody can be asked: what stands in the directory is merged, and is kept."""
+    store = ThreadStore()
+    first, other = (recorder_of(rank, store, (0, 0)) for rank in (0, 1))
+    for one in (first, other):
+        one.begin(tmp_path / "t.json", False, None, "w1", None)
+    other.end(0.0, False)
+    monkeypatch.setattr(store, "get", lambda key, timeout_s: refused(key, b""))
+    first.end(1.0, True)
+    assert "not all parts could be asked for: too large" in caplog.text
+    assert [row["rank"] for row in read_trace(tmp_path / "t.json")[0]["ranks"]] == [0, 1]
+    assert len(parts_in(tmp_path / "t.json.ranks")) == 2
 
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1)], ids=["one host", "two hosts"])
@@ -86,12 +165,13 @@ def test_parts_of_an_earlier_job_are_left_out(
     file = tmp_path / "t.json"
     alone = recorder_of(1, ThreadStore(), hosts)
     alone.begin(file, False, None, "an earlier world", None)
-    alone.end(10.0)
+    alone.end(10.0, False)
+    os.utime(tmp_path / "t.json.ranks" / "rank1.json", (1, 1))  # it ended long ago
     store = ThreadStore()
     first, other = (recorder_of(rank, store, hosts) for rank in (0, 1))
     for one in (first, other):
         one.begin(file, False, None, "w2", None)
-    other.end(10.0)
-    first.end(10.0)
+    other.end(10.0, False)
+    first.end(10.0, False)
     assert [(row["rank"], row["world"]) for row in read_trace(file)[0]["ranks"]] == [(0, "w2"), (1, "w2")]
     assert [path.name for path in parts_in(tmp_path / "t.json.ranks")] == ["rank1.json"]

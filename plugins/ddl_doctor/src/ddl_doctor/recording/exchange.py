@@ -1,18 +1,41 @@
-"""Bring the ranks' parts of a timeline to the first rank through the job's store, if no launcher of ddl collects them."""
+"""Bring the ranks' parts of a timeline to the first rank through the job's store, if no launcher of ddl collects them.
+
+No rank removes a part before the first rank has said that it has it, so a part may stay somewhere, but is not lost.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlcore.contracts.store import Store
-from ddlcore.errors import DdlInternalError
+from ddlcore.errors import DdlInternalError, DeadlineExceeded
 from ddlcore.observe.timeline_parts import part_of
 
 BEGIN_S = 2.0  # for the other ranks to begin the timeline that one rank has already ended
+
+
+class Taken(enum.Enum):
+    """What the first rank says of a part: it has a copy, it reads the file itself, or it has said nothing."""
+
+    COPIED = b"copied"
+    READ = b"read"
+    NOT = b""
+
+
+@dataclass
+class Collected:
+    """What the first rank has got of the other ranks' parts, beside those that are in its own directory anyway."""
+
+    other_directories: list[Path] = field(default_factory=list)  # parts in other directories of this host
+    unfinished: list[int] = field(default_factory=list)  # ranks that have not ended the timeline
+    absent: list[int] = field(default_factory=list)  # ranks that have not begun it
+    trouble: str = ""  # why nobody could be asked any more
 
 
 class PartExchange:
@@ -21,58 +44,80 @@ class PartExchange:
     def __init__(self, store: Store, number: int) -> None:
         self._store = store
         self._prefix = f"timeline/{number}/"
+        self._answers = f"timeline answers/{number}/"  # they are not deleted: a rank may read its answer late
 
-    def announce(self, rank: int, name: str) -> None:
-        """Tell the other ranks that ``rank`` records into a file that is called ``name``. Errors are ignored."""
+    def announce(self, rank: int) -> None:
+        """Tell the other ranks that ``rank`` records. Errors are ignored."""
         with contextlib.suppress(DdlInternalError):  # without the store, no part can be sent in the end
-            self._store.set(f"{self._prefix}begun/{rank}", name.encode())
+            self._store.set(f"{self._prefix}begun/{rank}", b"")
 
-    def announced(self, rank: int, timeout_s: float) -> str:
-        """Return the name of the file into which ``rank`` records, as soon as it is known; "" after ``timeout_s`` seconds."""
+    def has_begun(self, rank: int, timeout_s: float) -> bool:
+        """Return whether ``rank`` records, as far as is known within ``timeout_s`` seconds."""
         try:
-            return self._store.get(f"{self._prefix}begun/{rank}", timeout_s).decode()
+            self._store.get(f"{self._prefix}begun/{rank}", timeout_s)
         except DdlInternalError:
-            return ""
+            return False
+        return True
 
-    def send(self, rank: int, path: Path, shared: bool) -> None:
-        """Send the part of ``rank`` to the first rank: the content of the file ``path``.
+    def send(self, rank: int, path: Path, shared: bool) -> bool:
+        """Send the part of ``rank`` to the first rank, and return whether this was possible.
 
-        If ``shared`` is true, the first rank can read the file directly, so only its end is told. Errors are ignored.
+        The content of the file ``path`` is sent unless ``shared`` is true: then the first rank reads it on this host.
         """
-        with contextlib.suppress(DdlInternalError, OSError):  # if the first rank has ended, it does not need the part
-            self._store.set(f"{self._prefix}{rank}", b"" if shared else zlib.compress(path.read_bytes(), 1))
+        try:
+            data = b"" if shared else zlib.compress(path.read_bytes(), 1)
+            self._store.set(f"{self._prefix}{rank}", b"\0".join([str(path).encode(), data]))
+        except (DdlInternalError, OSError):
+            return False
+        return True
+
+    def taken(self, rank: int, timeout_s: float) -> Taken:
+        """Return what the first rank has said of the part of ``rank`` within ``timeout_s`` seconds."""
+        try:
+            return Taken(self._store.get(f"{self._answers}{rank}", timeout_s))
+        except DdlInternalError:
+            return Taken.NOT
 
     def collect(
-        self, ranks: Iterable[int], shared: Iterable[int], directory: Path, timeout_s: float
-    ) -> tuple[list[Path], list[int], list[int]]:
-        """Wait for the parts of ``ranks``, and return the paths of the parts that have arrived, in ``directory``.
+        self, ranks: Iterable[int], directory: Path, is_new: Callable[[Path], bool], timeout_s: float
+    ) -> Collected:
+        """Wait for the parts of ``ranks``, and write those that are not in ``directory`` to it. The first rank calls this.
 
-        The ranks ``shared`` write into this directory themselves, so that there is a part also of one that has not ended
-        its timeline. Also return the ranks that have not ended it, and those that have not begun it. The first rank
-        calls this. The whole wait takes about ``timeout_s`` seconds at most, and less for ranks that have not begun.
+        ``is_new`` tells a part of this timeline from one that an earlier job has left. The wait ends after ``timeout_s``
+        seconds, also if the store does not answer, and sooner for ranks that have not begun.
         """
-        parts: list[Path] = []
-        unfinished: list[int] = []
-        absent: list[int] = []
-        here = set(shared)
+        found = Collected()
         deadline_s = time.monotonic() + timeout_s
         begin_s = min(deadline_s, time.monotonic() + BEGIN_S)
-        for rank in ranks:
-            name = self.announced(rank, max(begin_s - time.monotonic(), 0.0))
-            if not name:
-                absent.append(rank)
-                continue
-            try:
-                data = self._store.get(f"{self._prefix}{rank}", max(deadline_s - time.monotonic(), 0.0))
-                path = directory / name
-                if data:
-                    path = part_of(directory, rank)
-                    path.write_bytes(zlib.decompress(data))
-                parts.append(path)
-            except (DdlInternalError, OSError, zlib.error):
-                unfinished.append(rank)
-                if rank in here:
-                    parts.append(directory / name)
-        with contextlib.suppress(DdlInternalError):
+        try:
+            for rank in ranks:
+                try:
+                    self._store.get(f"{self._prefix}begun/{rank}", max(begin_s - time.monotonic(), 0.0))
+                except DeadlineExceeded:
+                    found.absent.append(rank)
+                    continue
+                try:
+                    data = self._store.get(f"{self._prefix}{rank}", max(deadline_s - time.monotonic(), 0.0))
+                except DeadlineExceeded:
+                    found.unfinished.append(rank)
+                    continue
+                self._take(rank, data, directory, is_new, found)
+                if time.monotonic() > deadline_s + BEGIN_S:
+                    raise DeadlineExceeded("the job's store answers too late")
             self._store.delete(self._prefix)
-        return parts, unfinished, absent
+        except (DdlInternalError, OSError, zlib.error) as error:
+            found.trouble = str(error).partition("\n")[0]
+        return found
+
+    def _take(self, rank: int, data: bytes, directory: Path, is_new: Callable[[Path], bool], found: Collected) -> None:
+        where, _, packed = data.partition(b"\0")
+        path = Path(where.decode())
+        here = directory / path.name
+        answer = Taken.READ
+        if not packed:
+            if path.parent != directory:
+                found.other_directories.append(path)
+        elif not is_new(here):  # else the rank has written it here itself, on a file system that its host shares
+            part_of(directory, rank).write_bytes(zlib.decompress(packed))
+            answer = Taken.COPIED
+        self._store.set(f"{self._answers}{rank}", answer.value)

@@ -44,7 +44,11 @@ def make_directory(directory: Path) -> None:
         if not directory.is_dir():
             raise
     else:
-        os.close(os.open(directory / MADE_HERE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        _mark(directory)
+
+
+def _mark(directory: Path) -> None:
+    os.close(os.open(directory / MADE_HERE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
 
 def remove_directory(directory: Path) -> None:
@@ -65,7 +69,10 @@ def remove_if_empty(directory: Path) -> None:
     with contextlib.suppress(OSError):
         if [path.name for path in directory.iterdir()] == [MADE_HERE]:
             (directory / MADE_HERE).unlink()
-            directory.rmdir()
+            try:
+                directory.rmdir()
+            except OSError:  # a rank has begun its next part meanwhile
+                _mark(directory)
 
 
 class TraceFile:
@@ -76,9 +83,14 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         """Create the file, and its directory if necessary. Raises OSError if the file cannot be created or exists."""
-        make_directory(path.parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            make_directory(path.parent)
+            self._fd = os.open(path, flags, 0o644)
+        except FileNotFoundError:  # another rank has removed the directory, which was empty, at this moment
+            make_directory(path.parent)
+            self._fd = os.open(path, flags, 0o644)
         self._at = 0  # position of the end of the list
         self._first = True
         os.pwrite(self._fd, b"[" + _END, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter_ns
@@ -12,7 +13,7 @@ from time import perf_counter_ns
 from msgspec.structs import asdict
 
 from ddl_doctor.recording.clock import compare
-from ddl_doctor.recording.exchange import BEGIN_S, PartExchange
+from ddl_doctor.recording.exchange import BEGIN_S, PartExchange, Taken
 from ddl_doctor.recording.merge import merge
 from ddl_doctor.recording.part_writer import Timeline, parts_beside, remove_if_empty
 from ddl_doctor.recording.ring_buffer import RingBuffer
@@ -21,7 +22,7 @@ from ddl_doctor.recording.trace_writer import TraceWriter
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.elastic import WorldReport
 from ddlcore.observe.clock import boot_id
-from ddlcore.observe.timeline_parts import part_of
+from ddlcore.observe.timeline_parts import part_of, parts_in
 from ddlcore.runtime.recorder import RecordedRank, Recorder
 from ddlcore.types import Kind
 
@@ -37,6 +38,8 @@ class TimelineRecorder(Recorder):
         self._file: Path | None = None  # where this rank merges the parts; None: the launcher merges them
         self._made = 0
         self._exchange: PartExchange | None = None  # None: the launcher merges the parts
+        self._begun_ns = 0  # when the file was made, by the clock of the file system
+        self._sent: list[tuple[PartExchange, Path]] = []  # parts of which the first rank has said nothing yet
 
     def begin(
         self, file: Path, mark_cycles: bool, directory: Path | None, world: str, report: WorldReport | None
@@ -61,18 +64,20 @@ class TimelineRecorder(Recorder):
         self._file = None if directory is not None else file
         if self._file is not None:
             self._exchange = PartExchange(self._rank.store, self._made)
-            self._exchange.announce(rank, path.name)
+            self._exchange.announce(rank)
+            self._begun_ns = path.stat().st_mtime_ns
         self._timeline = timeline
         timeline.start()
         return TraceHooks(ring, self._rank.meter)
 
-    def end(self, patience_s: float) -> None:
+    def end(self, patience_s: float, leaving: bool) -> None:
         timeline, self._timeline = self._timeline, None
-        if timeline is None:
-            return
-        timeline.stop()
-        if self._file is not None:
-            self._bring_together(self._file, timeline.path, patience_s)
+        if timeline is not None:
+            timeline.stop()
+            if self._file is not None and self._exchange is not None:
+                self._bring_together(self._exchange, self._file, timeline.path, patience_s)
+        if self._sent:
+            self._settle(patience_s if leaving else 0.0, leaving)
 
     # --- what the writing thread asks for
 
@@ -90,40 +95,70 @@ class TimelineRecorder(Recorder):
 
     # --- without a launcher
 
-    def _bring_together(self, file: Path, path: Path, patience_s: float) -> None:
+    def _bring_together(self, exchange: PartExchange, file: Path, path: Path, patience_s: float) -> None:
         rank, hosts, ranks = self._rank.launched.rank, self._rank.launched.hosts, self._rank.ranks
-        exchange, first = self._exchange, ranks[0]
-        assert exchange is not None
-        if rank != first:
-            if not exchange.announced(first, min(patience_s, BEGIN_S)):
-                text = "timeline %s: rank %d does not collect it, so this rank's part stays in %s"
-                log.warning(text, file, first, path)
-                return
-            exchange.send(rank, path, hosts[rank] == hosts[first])
-            if hosts[rank] != hosts[first]:
+        first = ranks[0]
+        if rank == first:
+            self._collect(exchange, file, path, patience_s)
+        elif exchange.has_begun(first, min(patience_s, BEGIN_S)) and exchange.send(
+            rank, path, hosts[rank] == hosts[first]
+        ):
+            self._sent.append((exchange, path))
+        else:
+            log.warning("timeline %s: rank %d could not be told of this rank's part, %s", file, first, path)
+
+    def _settle(self, patience_s: float, leaving: bool) -> None:
+        """Remove the parts of which the first rank has a copy. Name those that it has not taken, if this is the last call."""
+        sent, self._sent = self._sent, []
+        until_s = time.monotonic() + patience_s
+        for exchange, path in sent:
+            answer = exchange.taken(self._rank.launched.rank, max(until_s - time.monotonic(), 0.0))
+            if answer is Taken.COPIED:
                 _remove([path])
-            return
-        shared = [one for one in ranks if hosts[one] == hosts[first]]
-        parts, unfinished, absent = exchange.collect(ranks[1:], shared, path.parent, patience_s)
+            elif answer is Taken.NOT and not leaving:
+                self._sent.append((exchange, path))
+            elif answer is Taken.NOT and path.exists():
+                first = self._rank.ranks[0]
+                log.warning("timeline: rank %d has not taken this rank's part, which stays in %s", first, path)
+
+    def _collect(self, exchange: PartExchange, file: Path, path: Path, patience_s: float) -> None:
+        directory = path.parent
+        found = exchange.collect(self._rank.ranks[1:], directory, self._is_new, patience_s)
         for who, what in (
-            (unfinished, f"had not stopped it within {patience_s:g} s"),
-            (absent, "has not begun it: it has not called start_timeline(), or ddl-doctor is not installed there"),
+            (found.unfinished, f"had not stopped it within {patience_s:g} s"),
+            (
+                found.absent,
+                "has not begun it: it has not called start_timeline(), or ddl-doctor is not installed there",
+            ),
         ):
             if who:
                 log.warning("timeline %s: rank %s %s", file, ", ".join(map(str, who)), what)
+        if found.trouble:
+            log.warning("timeline %s: not all parts could be asked for: %s", file, found.trouble)
+        parts = [*filter(self._is_new, parts_in(directory)), *found.other_directories]
         try:
-            for problem in merge([path, *parts], file):
-                log.warning("timeline %s: %s", file, problem)
+            problems = merge(parts, file)
         except OSError as error:
-            log.warning("timeline %s: %s; the ranks' parts are in %s", file, error.strerror, path.parent)
+            log.warning("timeline %s: %s; the ranks' parts are in %s", file, error.strerror, directory)
             return
-        if not unfinished:  # else that rank still writes there
-            _remove([path, *parts])
+        for problem in problems:
+            log.warning("timeline %s: %s", file, problem)
+        if problems or found.unfinished or found.trouble:
+            log.warning("timeline %s: the ranks' parts are also in %s", file, directory)
+        else:
+            _remove(parts)
+
+    def _is_new(self, part: Path) -> bool:
+        """Return whether ``part`` was written since this rank began: another one was left by an earlier job."""
+        try:
+            return part.stat().st_mtime_ns >= self._begun_ns
+        except OSError:
+            return False
 
 
 def _remove(parts: Sequence[Path]) -> None:
-    """Remove ``parts``, which are in one directory, and the directory if nothing else is there."""
+    """Remove ``parts``, and their directories if nothing else is there."""
     for part in parts:
         with contextlib.suppress(OSError):
             part.unlink()
-    remove_if_empty(parts[0].parent)
+        remove_if_empty(part.parent)
