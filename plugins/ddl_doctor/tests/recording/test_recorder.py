@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ddl_doctor.recording import exchange, recorder
 from ddl_doctor.recording.recorder import TimelineRecorder
 from ddl_doctor.timeline.reading import read_trace
 
-from ddlcore.errors import DdlInternalError
+from ddlcore.errors import DdlInternalError, DeadlineExceeded
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.observe.clock import Reading, boot_id
 from ddlcore.observe.timeline_parts import parts_in
@@ -124,6 +125,47 @@ def test_what_two_hosts_share_is_not_merged_twice(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)], ids=["one host", "two hosts"])
+def test_the_part_of_the_next_timeline_is_left_alone(hosts: tuple[int, ...], tmp_path: Path) -> None:
+    """Rank 1 already records the next timeline into the same file when rank 0 merges the parts of the first one."""
+    store = ThreadStore()
+    file = tmp_path / "t.json"
+    first, other = (recorder_of(rank, store, hosts) for rank in (0, 1))
+    for one in (first, other):
+        one.begin(file, False, None, "w1", None)
+    other.end(10.0, False)
+    other.begin(file, False, None, "w1", None)
+    time.sleep(0.3)  # until its thread has written the first records
+    first.end(10.0, False)
+    assert [row["rank"] for row in read_trace(file)[0]["ranks"]] == [0, 1]
+    first.begin(file, False, None, "w1", None)
+    other.end(10.0, False)
+    first.end(10.0, False)
+    assert [(row["rank"], row["complete"]) for row in read_trace(file)[0]["ranks"]] == [(0, True), (1, True)]
+    other.end(10.0, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_a_store_that_does_not_answer_is_not_asked_for_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wait ends soon after its deadline, however many ranks there are."""
+    monkeypatch.setattr(exchange, "BEGIN_S", 0.05)
+    store = ThreadStore()
+    first = recorder_of(0, store, (0,) * 64)
+    first.begin(tmp_path / "t.json", False, None, "w1", None)
+
+    def late(key: str, timeout_s: float) -> bytes:
+        time.sleep(0.1)
+        raise DeadlineExceeded("no answer")
+
+    monkeypatch.setattr(store, "get", late)
+    begun_s = time.monotonic()
+    first.end(0.1, True)
+    assert time.monotonic() - begun_s < 3.0, "64 answers would take 6.4 s"
+    assert "the job's store answers too late" in caplog.text
+
+
 def test_a_rank_may_write_elsewhere_on_the_same_host(tmp_path: Path) -> None:
     """Its file is the one that it has named, not one of that name beside the trace."""
     store = ThreadStore()
@@ -151,7 +193,7 @@ def test_a_lost_store_leaves_the_parts_of_this_host_in_the_trace(
     other.end(0.0, False)
     monkeypatch.setattr(store, "get", lambda key, timeout_s: refused(key, b""))
     first.end(1.0, True)
-    assert "not all parts could be asked for: too large" in caplog.text
+    assert "not all parts could be taken: too large" in caplog.text
     assert [row["rank"] for row in read_trace(tmp_path / "t.json")[0]["ranks"]] == [0, 1]
     assert len(parts_in(tmp_path / "t.json.ranks")) == 2
 

@@ -30,12 +30,12 @@ class Taken(enum.Enum):
 
 @dataclass
 class Collected:
-    """What the first rank has got of the other ranks' parts, beside those that are in its own directory anyway."""
+    """What the first rank has got of the other ranks' parts."""
 
-    other_directories: list[Path] = field(default_factory=list)  # parts in other directories of this host
+    parts: list[Path] = field(default_factory=list)  # those that the first rank can read
     unfinished: list[int] = field(default_factory=list)  # ranks that have not ended the timeline
     absent: list[int] = field(default_factory=list)  # ranks that have not begun it
-    trouble: str = ""  # why nobody could be asked any more
+    troubles: list[str] = field(default_factory=list)  # why parts could not be asked for or stored
 
 
 class PartExchange:
@@ -46,10 +46,10 @@ class PartExchange:
         self._prefix = f"timeline/{number}/"
         self._answers = f"timeline answers/{number}/"  # they are not deleted: a rank may read its answer late
 
-    def announce(self, rank: int) -> None:
-        """Tell the other ranks that ``rank`` records. Errors are ignored."""
+    def announce(self, rank: int, path: Path) -> None:
+        """Tell the other ranks that ``rank`` records into the file ``path``. Errors are ignored."""
         with contextlib.suppress(DdlInternalError):  # without the store, no part can be sent in the end
-            self._store.set(f"{self._prefix}begun/{rank}", b"")
+            self._store.set(f"{self._prefix}begun/{rank}", str(path).encode())
 
     def has_begun(self, rank: int, timeout_s: float) -> bool:
         """Return whether ``rank`` records, as far as is known within ``timeout_s`` seconds."""
@@ -81,43 +81,58 @@ class PartExchange:
     def collect(
         self, ranks: Iterable[int], directory: Path, is_new: Callable[[Path], bool], timeout_s: float
     ) -> Collected:
-        """Wait for the parts of ``ranks``, and write those that are not in ``directory`` to it. The first rank calls this.
+        """Wait for the parts of ``ranks``, and write those of other hosts to ``directory``. The first rank calls this.
 
-        ``is_new`` tells a part of this timeline from one that an earlier job has left. The wait ends after ``timeout_s``
-        seconds, also if the store does not answer, and sooner for ranks that have not begun.
+        ``is_new`` tells a part of this timeline from one that an earlier job has left. The wait ends some seconds after
+        ``timeout_s`` at the latest, also if the store does not answer, and sooner for ranks that have not begun.
         """
         found = Collected()
-        deadline_s = time.monotonic() + timeout_s
-        begin_s = min(deadline_s, time.monotonic() + BEGIN_S)
+        now_s = time.monotonic()
+        begin_s, deadline_s = now_s + min(timeout_s, BEGIN_S), now_s + timeout_s
         try:
             for rank in ranks:
-                try:
-                    self._store.get(f"{self._prefix}begun/{rank}", max(begin_s - time.monotonic(), 0.0))
-                except DeadlineExceeded:
-                    found.absent.append(rank)
-                    continue
-                try:
-                    data = self._store.get(f"{self._prefix}{rank}", max(deadline_s - time.monotonic(), 0.0))
-                except DeadlineExceeded:
-                    found.unfinished.append(rank)
-                    continue
-                self._take(rank, data, directory, is_new, found)
                 if time.monotonic() > deadline_s + BEGIN_S:
                     raise DeadlineExceeded("the job's store answers too late")
+                self._ask(rank, directory, is_new, begin_s, deadline_s, found)
             self._store.delete(self._prefix)
-        except (DdlInternalError, OSError, zlib.error) as error:
-            found.trouble = str(error).partition("\n")[0]
+        except DdlInternalError as error:
+            found.troubles.append(str(error).partition("\n")[0])
         return found
+
+    def _ask(
+        self,
+        rank: int,
+        directory: Path,
+        is_new: Callable[[Path], bool],
+        begin_s: float,
+        deadline_s: float,
+        found: Collected,
+    ) -> None:
+        """Wait for one part, until ``begin_s`` for its begin and ``deadline_s`` for its end, and add the result to ``found``."""
+        try:
+            name = self._store.get(f"{self._prefix}begun/{rank}", max(begin_s - time.monotonic(), 0.0))
+        except DeadlineExceeded:
+            found.absent.append(rank)
+            return
+        try:
+            data = self._store.get(f"{self._prefix}{rank}", max(deadline_s - time.monotonic(), 0.0))
+        except DeadlineExceeded:
+            found.unfinished.append(rank)
+            so_far = Path(name.decode())
+            if is_new(so_far):  # else it is on another host
+                found.parts.append(so_far)
+            return
+        try:
+            self._take(rank, data, directory, is_new, found)
+        except (OSError, zlib.error) as error:
+            found.troubles.append(f"the part of rank {rank}: {error}")
 
     def _take(self, rank: int, data: bytes, directory: Path, is_new: Callable[[Path], bool], found: Collected) -> None:
         where, _, packed = data.partition(b"\0")
-        path = Path(where.decode())
-        here = directory / path.name
-        answer = Taken.READ
-        if not packed:
-            if path.parent != directory:
-                found.other_directories.append(path)
-        elif not is_new(here):  # else the rank has written it here itself, on a file system that its host shares
-            part_of(directory, rank).write_bytes(zlib.decompress(packed))
-            answer = Taken.COPIED
+        path, answer = Path(where.decode()), Taken.READ
+        # The rank of another host may have written into this very directory, if the hosts share a file system.
+        if packed and not (path.parent == directory and is_new(path)):
+            path, answer = part_of(directory, rank), Taken.COPIED
+            path.write_bytes(zlib.decompress(packed))
+        found.parts.append(path)
         self._store.set(f"{self._answers}{rank}", answer.value)

@@ -59,13 +59,13 @@ class TimelineRecorder(Recorder):
         try:
             path = part_of(directory or parts_beside(file), rank)
             timeline = Timeline(ring, writer, path, facts, self._look)
+            self._begun_ns = path.stat().st_mtime_ns
         except OSError as error:
             raise ValueError(f"timeline {file}: {error.strerror} ({error.filename})") from None
         self._file = None if directory is not None else file
         if self._file is not None:
             self._exchange = PartExchange(self._rank.store, self._made)
-            self._exchange.announce(rank)
-            self._begun_ns = path.stat().st_mtime_ns
+            self._exchange.announce(rank, path)
         self._timeline = timeline
         timeline.start()
         return TraceHooks(ring, self._rank.meter)
@@ -133,9 +133,11 @@ class TimelineRecorder(Recorder):
         ):
             if who:
                 log.warning("timeline %s: rank %s %s", file, ", ".join(map(str, who)), what)
-        if found.trouble:
-            log.warning("timeline %s: not all parts could be asked for: %s", file, found.trouble)
-        parts = [*filter(self._is_new, parts_in(directory)), *found.other_directories]
+        parts = [path, *found.parts]
+        if found.troubles:
+            log.warning("timeline %s: not all parts could be taken: %s", file, "; ".join(found.troubles))
+            # The others' names are not all known. Their parts may be in this directory, and they stay there in any case.
+            parts += [one for one in parts_in(directory) if one not in parts and self._is_new(one)]
         try:
             problems = merge(parts, file)
         except OSError as error:
@@ -143,7 +145,7 @@ class TimelineRecorder(Recorder):
             return
         for problem in problems:
             log.warning("timeline %s: %s", file, problem)
-        if problems or found.unfinished or found.trouble:
+        if problems or found.unfinished or found.troubles:
             log.warning("timeline %s: the ranks' parts are also in %s", file, directory)
         else:
             _remove(parts)
