@@ -1,4 +1,4 @@
-"""The bench peer contract, by which plugins add libraries to ``ddl bench``: forwards to ddl-doctor, which has it."""
+"""Forward to ddl-doctor, which defines the bench peer contract: by it, plugins add libraries to ``ddl bench``."""
 
 from __future__ import annotations
 

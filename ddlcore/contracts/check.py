@@ -1,4 +1,4 @@
-"""The check contract, by which plugins add checks to ``ddl doctor``: forwards to ddl-doctor, which has it."""
+"""Forward to ddl-doctor, which defines the check contract: by it, plugins add checks to ``ddl doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of components that are known to be bad, to which plugins add rows: forwards to ddl-doctor, which has it."""
+"""Forward to ddl-doctor, which defines the tables of components that are known to be bad. Plugins may add rows to them."""
 
 from __future__ import annotations
 

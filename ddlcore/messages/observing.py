@@ -50,7 +50,7 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
 
 
 class Observation(msgspec.Struct, frozen=True, array_like=True, tag="observation"):
-    """What an observer of a rank tells the watches of the job; not counted as a control message.
+    """Carries what an observer of a rank tells the watches of the job; not counted as a control message.
 
     ``kind`` is the name of the form of ``data``, which only that observer and those watches know.
     """

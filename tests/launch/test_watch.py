@@ -92,7 +92,7 @@ class Broken(Noting):
 
 
 class Late(Noting):
-    """Raises when all ranks have ended, and brings parts of a timeline to a directory."""
+    """A watch that raises an error when all ranks have ended, and that wants the parts of a timeline in a directory."""
 
     timeline_dir = Path("/parts")
 
@@ -185,7 +185,7 @@ def test_the_ranks_report_what_a_watch_needs(
 
 
 def test_a_watch_that_raises_in_the_end_is_named() -> None:
-    """By what shows lines then: what showed them while the ranks ran shows nothing any more."""
+    """The error is shown by the function that ``finished`` gets. The function that ``open`` got shows nothing any more."""
     job, before, said = job_of("here"), list[str](), list[str]()
     watches = Watches(job.settings, [Late(job), Noting(job)])
     watches.open(before.append, lambda line: None)

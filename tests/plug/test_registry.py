@@ -142,7 +142,7 @@ def test_a_watch_must_be_one(target: str) -> None:
 
 @pytest.mark.parametrize("name", ["check", "known_bad"])
 def test_a_check_may_be_imported_by_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From where it is defined, too, and with nobody who has imported the module of the contract before."""
+    """Its module may import the class from the contract or from its definition, and nobody has imported the contract before."""
     monkeypatch.delitem(sys.modules, "ddlcore.contracts.check", raising=False)
     target = {"check": "ddl_doctor.checks.system:LimitsCheck", "known_bad": "ddl_horovod.checks:KnownBadHorovod"}[name]
     registry, provider = Registry(), CheckProvider("look", target)
@@ -152,7 +152,7 @@ def test_a_check_may_be_imported_by_either_way(name: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["Check", "BenchPeer"])
 def test_a_contract_whose_package_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names say how to install it; what Python asks of each module is answered as by any module."""
+    """The error says how to install the package. Questions that Python asks any module get the usual answer."""
     monkeypatch.setattr(forwarding, "find_spec", lambda package: None)
     with pytest.raises(ModuleNotFoundError, match=r"is in a package of its own; pip install .*ddl_doctor"):
         getattr(contracts, name)
@@ -165,7 +165,7 @@ def test_a_contract_whose_package_is_not_installed(name: str, monkeypatch: pytes
 
 
 def test_a_watch_may_ask_by_a_setting_of_ddl_doctor() -> None:
-    """Without ddl-doctor, nobody can set it, and the watch is not built."""
+    """The provider is accepted. Without ddl-doctor, nobody can set this setting, so the watch is not built."""
     registry = Registry()
     registry.offer(WatchProvider("pigeon", "coop:Watch", setting="pulse_s"), ORIGIN)
     assert set(registry.watches) == {"pigeon"}

@@ -262,7 +262,7 @@ def test_what_it_needs_comes_from_the_same_place(came_from: Record, clone: Path,
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "plugins").glob("*/pyproject.toml")), ids=lambda one: one.parent.name)
 def test_it_knows_what_each_distribution_needs(folder: Path) -> None:
-    """Those of ddl that the file of the distribution names, beside the core."""
+    """The table agrees with the dependencies on other distributions of ddl in each pyproject.toml."""
     project: Any = read_toml(folder)["project"]
     asked = {re.split(r"[^\w-]", one)[0] for one in project["dependencies"]}
     needed = {one for one in asked if one.startswith("ddl") and one != "ddlcore"}

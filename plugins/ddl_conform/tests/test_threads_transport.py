@@ -104,7 +104,7 @@ def test_large_tensors_in_shares() -> None:
 
 @pytest.mark.parametrize("lists", [{"plugins": "ddl-shm"}, {"plugins_off": "ddl-conform"}])
 def test_it_serves_whatever_the_lists_of_plugins_say(lists: dict[str, object]) -> None:
-    """A world of threads is this package's own, so the package is there."""
+    """The user's lists may exclude ddl-conform, but a program that makes a world of threads already uses ddl-conform."""
     with ddl_conform.world.World(2, settings=lists) as world:
         routes = world.run(lambda rank, job: job.stats()["routes"][0])
     assert all(route.startswith("threads") for route in routes), routes

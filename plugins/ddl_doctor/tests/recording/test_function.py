@@ -1,4 +1,4 @@
-"""Timelines of ``ddlcore.run``, and what is said where the package that records them is not there."""
+"""Test the timelines of ``ddlcore.run``, and the messages that ddl gives if the package that records timelines is missing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_function_leaves_a_trace_also_of_a_rank_that_is_killed(
 def test_without_the_package_the_flag_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is started."""
+    """No rank is started."""
     monkeypatch.setenv("DDL_PLUGINS_OFF", "ddl-doctor")
     assert main(["run", "-np", "2", "--timeline", "t.json", "true"]) == 2
     out, err = capsys.readouterr()
@@ -52,7 +52,7 @@ def test_without_the_package_the_flag_says_why(
 
 
 def test_without_the_package_a_script_learns_why() -> None:
-    """The job goes on."""
+    """The call raises an error with the reason, and the job goes on."""
 
     def program(rank: int, job: Job) -> None:
         with pytest.raises(PluginError, match=r"no recorder is called 'timeline'; ddl-doctor 0\.1\.0 is off: DDL_PL"):

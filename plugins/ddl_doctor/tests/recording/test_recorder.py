@@ -1,4 +1,4 @@
-"""The recorder of one rank, where some ranks have none: the package is not on their hosts."""
+"""Test how the recorders of several ranks bring the parts of a timeline together, without a launcher of ddl."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recorder_of(rank: int, store: ThreadStore, hosts: tuple[int, ...]) -> Timeli
 def test_a_part_that_nobody_collects_stays(
     hosts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first rank has no recorder: the others keep what they have written, and say where."""
+    """If the first rank has no recorder, the other ranks keep their files, and a warning names each file."""
     monkeypatch.setattr(recorder, "BEGIN_S", 0.05)
     one = recorder_of(1, ThreadStore(), hosts)
     one.begin(tmp_path / "t.json", False, None, "w1", None)
@@ -48,7 +48,7 @@ def test_a_part_that_nobody_collects_stays(
 def test_a_rank_that_records_nothing_is_told_from_one_that_does_not_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of three, the first waits no longer than it may, and merges what there is."""
+    """The first of three ranks waits no longer than it may, names both kinds of ranks, and merges the parts that exist."""
     monkeypatch.setattr(exchange, "BEGIN_S", 0.05)
     store = ThreadStore()
     first, second = (recorder_of(rank, store, (0, 0, 0)) for rank in (0, 1))
@@ -67,7 +67,7 @@ def test_a_rank_that_records_nothing_is_told_from_one_that_does_not_stop(
 
 
 def test_a_part_of_another_host_is_removed_there_when_it_is_taken(tmp_path: Path) -> None:
-    """Not before: the first rank gets the bytes through the store, and says so."""
+    """The first rank gets the bytes through the store and says so. The other rank removes its file only after that."""
     store = ThreadStore()
     there, here = tmp_path / "there", tmp_path / "here"
     first, other = (recorder_of(rank, store, (0, 1)) for rank in (0, 1))
@@ -88,7 +88,7 @@ def test_a_part_of_another_host_is_removed_there_when_it_is_taken(tmp_path: Path
 def test_a_part_that_is_not_taken_stays_on_its_host(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first rank is lost, or has looked before this rank began, or the store does not take the bytes."""
+    """There are three faults: the first rank is lost, it has looked before this rank began, or the store refuses the bytes."""
     monkeypatch.setattr(exchange, "BEGIN_S", 0.05)
     store = ThreadStore()
     first, other = (recorder_of(rank, store, (0, 1)) for rank in (0, 1))
@@ -113,7 +113,7 @@ def refused(key: str, value: bytes) -> None:
 
 
 def test_what_two_hosts_share_is_not_merged_twice(tmp_path: Path) -> None:
-    """The other rank writes to the directory of the first, on a file system that both see."""
+    """If both hosts see the same file system, the other rank writes its part directly into the directory of the first rank."""
     store = ThreadStore()
     first, other = (recorder_of(rank, store, (0, 1)) for rank in (0, 1))
     for one in (first, other):
@@ -127,7 +127,7 @@ def test_what_two_hosts_share_is_not_merged_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1)], ids=["one host", "two hosts"])
 def test_the_part_of_the_next_timeline_is_left_alone(hosts: tuple[int, ...], tmp_path: Path) -> None:
-    """Rank 1 already records the next timeline into the same file when rank 0 merges the parts of the first one."""
+    """Rank 1 already records the next timeline, into the same file, when rank 0 merges the parts of the first timeline."""
     store = ThreadStore()
     file = tmp_path / "t.json"
     first, other = (recorder_of(rank, store, hosts) for rank in (0, 1))
@@ -167,7 +167,7 @@ def test_a_store_that_does_not_answer_is_not_asked_for_each_rank(
 
 
 def test_a_rank_may_write_elsewhere_on_the_same_host(tmp_path: Path) -> None:
-    """Its file is the one that it has named, not one of that name beside the trace."""
+    """The first rank merges the file that the other rank has named, and not an old file of the same name beside the trace."""
     store = ThreadStore()
     first, other = (recorder_of(rank, store, (0, 0)) for rank in (0, 1))
     stale = tmp_path / "a" / "t.json.ranks" / "rank1.json"
@@ -185,7 +185,7 @@ def test_a_rank_may_write_elsewhere_on_the_same_host(tmp_path: Path) -> None:
 def test_a_lost_store_leaves_the_parts_of_this_host_in_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rank has died, so nobody can be asked: what stands in the directory is merged, and is kept."""
+    """If no rank can be asked, because one has died, the new parts in the directory are merged, and they are kept."""
     store = ThreadStore()
     first, other = (recorder_of(rank, store, (0, 0)) for rank in (0, 1))
     for one in (first, other):
@@ -202,7 +202,7 @@ def test_a_lost_store_leaves_the_parts_of_this_host_in_the_trace(
 def test_parts_of_an_earlier_job_are_left_out(
     hosts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part that nobody had collected stays where it is, and the next trace of the same name does not have it."""
+    """A part that was never collected stays in its directory, and the next trace of the same name does not contain it."""
     monkeypatch.setattr(recorder, "BEGIN_S", 0.05)
     file = tmp_path / "t.json"
     alone = recorder_of(1, ThreadStore(), hosts)

@@ -93,7 +93,7 @@ class TimelineRecorder(Recorder):
         except (DdlInternalError, ValueError):  # without the coordinator, the last comparison stays valid
             return None
 
-    # --- without a launcher
+    # --- if no launcher of ddl merges the parts
 
     def _bring_together(self, exchange: PartExchange, file: Path, path: Path, patience_s: float) -> None:
         rank, hosts, ranks = self._rank.launched.rank, self._rank.launched.hosts, self._rank.ranks

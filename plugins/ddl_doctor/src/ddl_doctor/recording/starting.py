@@ -18,7 +18,7 @@ def wanted_file(settings: Settings) -> Path | None:
 
 
 class Starting(RankObserver):
-    """Starts the timeline of a rank. The rank itself ends it, after its last operation."""
+    """An observer that only starts the timeline of a rank. The rank itself ends the timeline, after its last operation."""
 
     def __init__(self, rank: ObservedRank) -> None:
         file = wanted_file(rank.settings)
