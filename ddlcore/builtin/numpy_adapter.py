@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -21,13 +22,19 @@ _NUMPY = {dtype: native for native, dtype in _DTYPES.items()}
 _BYTE: Any = ctypes.c_char  # Any: mypy does not know that an array of this version of numpy is a buffer
 
 
+def _is_masked(array: Any) -> bool:
+    """Return whether ``array`` is of a class of numpy.ma, which numpy imports when it is first used, and ddl never."""
+    module = sys.modules.get("numpy.ma")
+    return module is not None and isinstance(array, module.MaskedArray)
+
+
 class NumpyAdapter(Adapter):
     """The adapter for numpy arrays in process memory, including bfloat16 if the package ml_dtypes is installed."""
 
     name = "numpy"
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
-        if not isinstance(tensor, np.ndarray) or isinstance(tensor, np.ma.MaskedArray):
+        if type(tensor) is not np.ndarray and (not isinstance(tensor, np.ndarray) or _is_masked(tensor)):
             raise InvalidArgument(
                 f"a numpy array is needed, not {type(tensor).__name__}; convert it with np.asarray(...)"
             )
