@@ -19,13 +19,14 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; 
 NEED_PYTHON = @test -n "$(PYTHON)" || { \
 	echo "no Python >= 3.10 with venv found; on Debian: apt-get install python3-venv; or: make PYTHON=/path/to/python"; exit 1; }
 
-.PHONY: help venv demo test test-long soak check docs bench release-check clean
+.PHONY: help venv demo test test-long test-matrix soak check docs bench release-check clean
 
 help:
 	@echo "make venv          creates $(VENV): core and plugins editable, everything tests and examples need"
 	@echo "make demo          trains on two ranks; installs only what that needs"
 	@echo "make test          the tests that every change must pass; a test that fails runs once more, alone"
 	@echo "make test-long     the other tests: they start many processes and hosts, or repeat a claim in other ways"
+	@echo "make test-matrix   tests and examples on other versions of Python and of the frameworks, and the table in docs/install.md"
 	@echo "make soak          long runs: thousands of generated programs, floods, stalls; not part of CI"
 	@echo "make check         ruff, mypy --strict, architecture tests"
 	@echo "make docs          the documentation as a site in build/site; fails for a broken link or a page without a place in it"
@@ -64,6 +65,12 @@ test: venv
 
 test-long: venv
 	$(BIN)/python tools/run_tests.py --tier long $(TESTS)
+
+# It needs nothing but a Python: each cell has an environment of its own, with packages of PyPI only. CELLS are the names of
+# some cells, of which `tools/run_matrix.py --list` prints all.
+test-matrix:
+	$(NEED_PYTHON)
+	$(PYTHON) tools/run_matrix.py $(CELLS)
 
 # One test after the other: each loads the machine as much as it can. Pytest ends with 5 where no test has the mark.
 soak: venv

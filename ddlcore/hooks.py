@@ -31,6 +31,7 @@ __all__ = [
     "ObserverProvider",
     "Provider",
     "RecorderProvider",
+    "ReleaseRange",
     "Setting",
     "TransportProvider",
     "TunerProvider",
@@ -42,6 +43,19 @@ __all__ = [
 ENTRY_POINT_GROUP = "ddlcore.plugins.v2"  # the number is the major version of the plugin contract
 hookspec = pluggy.HookspecMarker("ddlcore")  # used by the core, which specifies the hooks
 hookimpl = pluggy.HookimplMarker("ddlcore")  # the decorator of a plugin's hooks
+
+
+@dataclass(frozen=True)
+class ReleaseRange:
+    """The releases of a library with which the tests of a plugin have passed, from ``oldest`` to ``newest``.
+
+    ``ddl info`` and ``ddl doctor`` tell the user of a release outside this range. The plugin is used all the same: if it
+    cannot work with a release, its ``probe`` says so.
+    """
+
+    module: str  # top-level module of the library
+    oldest: str  # such as "2.4"
+    newest: str
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,7 @@ class Provider:
     platforms: tuple[str, ...] = ()  # values of sys.platform on which the target works; empty: all
     probe: str = ""  # "module:function" without arguments: returns a line why the target cannot be used here, or ""
     library: str = ""  # "module:function" without arguments: returns the Library that the target uses, or None
+    tested: tuple[ReleaseRange, ...] = ()  # the libraries, such as a framework, whose releases the target depends on
     settings: tuple[Setting, ...] = ()  # the target's own settings
     knobs: tuple[Knob, ...] = ()  # those of ``settings`` that a search may change while the plugin is used
     doc: str = ""

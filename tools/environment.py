@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["of_pip", "settings"]
+__all__ = ["PYPI_ALONE", "of_pip", "settings"]
 
 ROOT = Path(__file__).resolve().parents[1]
 # pip's settings, with the variable of uv that means the same, and what separates several values there.
@@ -30,6 +30,16 @@ SAME = {
     "cert": ("SSL_CERT_FILE", " "),
     "proxy": ("ALL_PROXY", " "),
     "timeout": ("UV_HTTP_TIMEOUT", " "),
+}
+# Variables by which pip, uv and this program take packages from PyPI only: no other index, and no folder on a disk.
+PYPI_ALONE = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_CONSTRAINT": "",
+    "PIP_EXTRA_INDEX_URL": "",
+    "PIP_FIND_LINKS": "",
+    "PIP_INDEX_URL": "",
+    "UV_FIND_LINKS": "",
+    "UV_NO_CONFIG": "1",
 }
 # By default, uv takes a package from the first index that has it. pip takes the highest version of all indexes.
 ALL_INDEXES = {"UV_INDEX_STRATEGY": "unsafe-best-match"}

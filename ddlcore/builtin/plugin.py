@@ -11,6 +11,7 @@ from ddlcore.hooks import (
     DiscoveryProvider,
     FusionProvider,
     LauncherProvider,
+    ReleaseRange,
     TransportProvider,
     TunerProvider,
     hookimpl,
@@ -70,6 +71,7 @@ def ddl_adapters() -> list[AdapterProvider]:
             doc="numpy arrays",
             module="ddlcore",
             framework="numpy",
+            tested=(ReleaseRange("numpy", "1.26", "2.5"), ReleaseRange("numba", "0.60", "0.68")),
         )
     ]
 

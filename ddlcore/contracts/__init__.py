@@ -22,7 +22,7 @@ from ddlcore.contracts.framework import (
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
-from ddlcore.contracts.library import Library
+from ddlcore.contracts.library import Library, installed_version, version_numbers
 from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Plan, Prepared, Transport, Work
 from ddlcore.contracts.tuner import Knob, Tuner
@@ -76,7 +76,9 @@ __all__ = [
     "Transport",
     "Tuner",
     "Work",
+    "installed_version",
     "pip_install",
+    "version_numbers",
 ]
 
 API_VERSION = (2, 0)  # plugins built for another major version are refused; docs/plugins.md lists what changed

@@ -1,11 +1,13 @@
-"""Describes a library that a plugin uses: the loaded version, and the features of that version."""
+"""Describes a library that a plugin uses: the version that is loaded or installed, and the features of that version."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 
-__all__ = ["Library"]
+__all__ = ["Library", "installed_version", "version_numbers"]
 
 
 @dataclass(frozen=True)
@@ -18,3 +20,28 @@ class Library:
     name: str
     version: int  # the library's own version code, above 0
     facts: Mapping[str, str] = field(default_factory=dict)  # shown to users, such as the path and the features
+
+
+def installed_version(module: str, *distributions: str) -> str:
+    """Return the version of the installed distribution that contains the top-level ``module``. Imports nothing of it.
+
+    ``distributions`` are names to look for first, because all others are read only if none of these is installed. The
+    result is "" if no distribution tells a version, as for a module that was copied to its place.
+    """
+    names = [module, *distributions]
+    found = _first_version(names)
+    return found or _first_version(metadata.packages_distributions().get(module, ()))
+
+
+def _first_version(names: Iterable[str]) -> str:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def version_numbers(version: str, count: int = 2) -> tuple[int, ...]:
+    """Return the first ``count`` numbers of a version, so that versions can be compared: 2.10.0+cu128 gives (2, 10)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:count])

@@ -10,6 +10,7 @@ import re
 import shlex
 from pathlib import Path
 
+from tools.environment import PYPI_ALONE
 from tools.release.steps import ROOT, Failed, run
 
 __all__ = ["PYTHONS", "requirements", "resolve"]
@@ -35,13 +36,12 @@ def resolve(uv: Path, folder: Path) -> str:
     there is no solution.
     """
     folder.mkdir(parents=True)
-    alone = {"UV_FIND_LINKS": "", "UV_NO_CONFIG": "1"}
     for name, target in TARGETS.items():
         wanted = requirements(run(["make", "--dry-run", "--always-make", target], ROOT))
         for python in PYTHONS:
             options = ["--quiet", "--dry-run", "--target", str(folder), "--python-version", python]
             try:
-                run([uv, "pip", "install", *options, *wanted], ROOT, environ=alone)
+                run([uv, "pip", "install", *options, *wanted], ROOT, environ=PYPI_ALONE)
             except Failed as error:
                 raise Failed(f"`{name}` on Python {python}, with packages of PyPI only: {error}") from None
     return f"{', '.join(TARGETS)} on Python {', '.join(PYTHONS)}"

@@ -12,7 +12,6 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from ddlcore.api import installed_gpus, visible_gpus
@@ -21,6 +20,7 @@ from ddlcore.hooks import Provider
 from ddlcore.launch.ranks.environment import usable_cores
 from ddlcore.plug.aliases import ALIASES, FRAMEWORKS
 from ddlcore.plug.registry import PluginKind, Registry
+from ddlcore.plug.tested import library_releases
 from ddlcore.runtime.routes import choose_route
 from ddlcore.text.installing import pip_install
 from ddlcore.text.numbers import memory_size
@@ -70,16 +70,23 @@ def _gpus() -> str:
     return f"{gpus}; a process sees {visible} (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})"
 
 
-def framework_facts() -> list[Row]:
-    """Return a row for each framework that ddl knows: its version, or the command that installs it.
+def framework_facts(registry: Registry) -> list[Row]:
+    """Return a row for each library that ddl knows or a plugin depends on: its version, or the command that installs it.
 
-    The frameworks are not imported.
+    The row also tells the releases that the plugins were tested with. The libraries are not imported.
     """
     rows = []
-    for module, distributions in FRAMEWORKS.items():
-        version = _version(distributions) if _findable(module) else ""
-        state, missing = ("installed", "") if version else ("not installed", f"pip install {distributions[0]}")
-        rows.append({"name": module, "version": version or "-", "state": state, "missing": missing})
+    for library in library_releases(registry, FRAMEWORKS):
+        name, there = library.module, _findable(library.module)
+        rows.append(
+            {
+                "name": name,
+                "version": (library.version or UNKNOWN) if there else "-",
+                "tested": library.range or "-",
+                "state": (library.differs or "installed") if there else "not installed",
+                "missing": "" if there else f"pip install {FRAMEWORKS.get(name, (name,))[0]}",
+            }
+        )
     return rows
 
 
@@ -90,13 +97,12 @@ def _findable(module: str) -> bool:
         return False
 
 
-def _version(distributions: Iterable[str]) -> str:
-    for name in distributions:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return UNKNOWN
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _provider_facts(registry: Registry, kind: PluginKind[Any]) -> list[Row]:
@@ -117,7 +123,7 @@ def _provider_facts(registry: Registry, kind: PluginKind[Any]) -> list[Row]:
         )
     for name, plugin in ALIASES.get(kind.word, {}).items():
         off = registry.off(plugin)
-        if name not in providers and (off or _version([plugin]) == UNKNOWN):  # else it has another name here
+        if name not in providers and (off or not _is_installed(plugin)):  # else it has another name here
             state, missing = ("off", off) if off else ("not installed", pip_install(plugin))
             rows.append({"name": name, "from": "-", "state": state, "missing": missing, "what": ""})
     return rows
@@ -165,7 +171,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
     return {
         "ddlcore": VERSION,
         "machine": machine_facts(),
-        "frameworks": framework_facts(),
+        "frameworks": framework_facts(registry),
         **{name.replace("_", " "): _provider_facts(registry, kinds[name]) for name in _SHOWN},
         "launchers": _launcher_facts(registry),
         "route": _route_facts(registry, settings.text("backend")),

@@ -9,7 +9,7 @@ import sys
 import ddl_tf as ddl
 import pytest
 import tensorflow as tf
-from ddl_tf.version import objection
+from ddl_tf.supported import objection
 
 SIGNATURES = {
     "allreduce": "tensor average device_dense device_sparse compression op prescale_factor postscale_factor name "
@@ -73,16 +73,16 @@ def test_what_is_built() -> None:
     assert ddl.gpu_available() is bool(tf.config.list_physical_devices("GPU"))
 
 
-@pytest.mark.parametrize("version", ["2.16.1", "2.21.0", "2.19.0-rc1", "2.20.0.dev1"])
+@pytest.mark.parametrize("version", ["2.16.1", "2.22.0", "2.19.0-rc1", "2.20.0.dev1"])
 def test_versions_that_serve(version: str) -> None:
     assert objection(version) == ""
 
 
-@pytest.mark.parametrize("version", ["2.15.1", "2.22.0", "1.15.5", "3.0.0", "nightly"])
+@pytest.mark.parametrize("version", ["2.15.1", "2.23.0", "1.15.5", "3.0.0", "nightly"])
 def test_versions_that_do_not(version: str) -> None:
     """An unsupported version gives one line: the supported range, the installed version, and what to install."""
     text = objection(version)
-    assert "2.16 to 2.21" in text and version in text and "pip install" in text and "\n" not in text
+    assert "2.16 to 2.22" in text and version in text and "pip install" in text and "\n" not in text
 
 
 def shown(code: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -103,7 +103,7 @@ def test_a_missing_tensorflow_is_said_in_one_line() -> None:
     done = shown("import sys; sys.modules['tensorflow'] = None; import ddl_tf", check=False)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: ddl_tf needs TensorFlow 2.16 to 2.21") and "pip install" in last
+    assert last.startswith("ImportError: ddl_tf needs TensorFlow 2.16 to 2.22") and "pip install" in last
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ def ddl_checks() -> list[CheckProvider]:
     """Return the providers of those checks of `ddl doctor` that run whichever plugins are installed."""
     known = (
         ("versions", "versions:VersionsCheck", "ddl, Python and frameworks are the same on all hosts"),
+        ("tested", "versions:TestedVersions", "plugins work with the installed releases of their libraries"),
         ("known-bad", "versions:KnownBadVersions", "nothing installed is known to be bad"),
         ("dev-shm", "system:SharedMemoryCheck", "/dev/shm is large enough for workers of data loaders"),
         ("limits", "system:LimitsCheck", "enough files may be opened, enough memory locked"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ddl_doctor.checks.versions import KnownBadVersions, VersionsCheck
+from ddl_doctor.checks.versions import KnownBadVersions, TestedVersions, VersionsCheck
 from ddl_doctor.doctor.looking import look, put_together
 
 from ddlcore.contracts.check import Check, HostView, Seen
@@ -65,3 +65,27 @@ def test_two_versions_of_a_framework() -> None:
     assert [(one.what, one.fix) for one in found] == [
         ("numpy differs: 2.1.0 on node1, node3; 1.26.4 on node2", "on node2: pip install numpy==2.1.0")
     ]
+
+
+def test_releases_that_plugins_refuse_or_do_not_know() -> None:
+    """A refusal is a finding with the plugin's own command; what is newer than tested is only told."""
+    check = TestedVersions()
+    refused = {
+        "adapter 'tensorflow'": "ddl_tf runs with TensorFlow 2.16 to 2.22; version 2.9.0 is installed: pip install x"
+    }
+    views = [
+        HostView("node1", untested={"torch": "3.0 is newer than tested (2.4 to 2.15)"}),
+        HostView("node2", unusable=refused),
+        HostView("node3", unusable={"adapter 'mxnet'": "MXNet does not work with numpy 2; run: pip install y"}),
+        HostView("node4", unusable={"adapter 'birds'": "they do not fly"}),
+    ]
+    seen = [Seen(view.name, i, 0, check.look(view)) for i, view in enumerate(views)]
+    assert [(one.what, one.fix) for one in check.judge(seen)] == [
+        (
+            "adapter 'tensorflow' on node2: ddl_tf runs with TensorFlow 2.16 to 2.22; version 2.9.0 is installed",
+            "pip install x",
+        ),
+        ("adapter 'mxnet' on node3: MXNet does not work with numpy 2", "pip install y"),
+        ("adapter 'birds' on node4: they do not fly", "install a release that the plugin works with"),
+    ]
+    assert check.line(seen) == "torch 3.0 is newer than tested (2.4 to 2.15)"

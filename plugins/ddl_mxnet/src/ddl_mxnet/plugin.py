@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import AdapterProvider, CheckProvider, hookimpl
+from ddlcore.hooks import AdapterProvider, CheckProvider, ReleaseRange, hookimpl
 
 
 @hookimpl
@@ -14,9 +14,11 @@ def ddl_adapters() -> list[AdapterProvider]:
             target="ddl_mxnet.adapter:MxnetAdapter",
             requires=("mxnet",),
             install="pip install mxnet",
+            probe="ddl_mxnet.version:objection",
             doc="MXNet tensors",
             module="ddl_mxnet",
             framework="mxnet",
+            tested=(ReleaseRange("mxnet", "1.9.1", "1.9.1"),),
             loaders=("mxnet.gluon.data", "mxnet.io"),
             suite="ddl_mxnet.conformance:MxnetSuite",
         )

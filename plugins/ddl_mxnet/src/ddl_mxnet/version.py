@@ -11,16 +11,31 @@ OLDEST, NEWEST = (1, 9, 1), (2,)
 WANTED = 'pip install "mxnet>=1.9.1,<2" "numpy>=1.26,<2"'
 
 
+def objection() -> str:
+    """Return why the installed MXNet and numpy cannot be used, or "" if they can or if their versions are not known.
+
+    Neither is imported. `ddl info` calls this; nothing else here needs ddlcore, so that the other messages do not, either.
+    """
+    from ddlcore.contracts.library import installed_version
+
+    return _objection(installed_version("mxnet"), installed_version("numpy"))
+
+
+def _objection(mxnet: str, numpy: str) -> str:
+    """Return the objection to these versions, each of which may be "", or ""."""
+    if numpy and _numbers(numpy) >= (2,):
+        return f'MXNet does not work with numpy 2, and numpy {numpy} is installed; run: pip install "numpy>=1.26,<2"'
+    if mxnet and not OLDEST <= _numbers(mxnet) < NEWEST:
+        return f"ddl_mxnet is for MXNet 1.9.1, and {mxnet} is installed; run: {WANTED}"
+    return ""
+
+
 def require_mxnet() -> None:
     """Import MXNet. Raises ImportError if MXNet or a compatible numpy is missing; the message names the command to run.
 
     Before the import, ``mend_numpy`` restores a name in numpy that MXNet needs.
     """
-    numpy = importlib.import_module("numpy").__version__
-    if _numbers(numpy) >= (2,):
-        raise ImportError(
-            f'MXNet does not work with numpy 2, and numpy {numpy} is installed; run: pip install "numpy>=1.26,<2"'
-        )
+    _refuse(_objection("", importlib.import_module("numpy").__version__))
     if importlib.util.find_spec("mxnet") is None:
         raise ImportError(f"ddl_mxnet needs MXNet, which is not installed; run: {WANTED}")
     mend_numpy()
@@ -30,8 +45,12 @@ def require_mxnet() -> None:
         raise ImportError(
             f"MXNet's library cannot be loaded: {error}; on Debian run: apt-get install libgomp1 libquadmath0"
         ) from error
-    if not OLDEST <= _numbers(found) < NEWEST:
-        raise ImportError(f"ddl_mxnet is for MXNet 1.9.1, and {found} is installed; run: {WANTED}")
+    _refuse(_objection(found, ""))
+
+
+def _refuse(fault: str) -> None:
+    if fault:
+        raise ImportError(fault)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

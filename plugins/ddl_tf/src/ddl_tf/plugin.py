@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import AdapterProvider, CheckProvider, hookimpl
+from ddlcore.hooks import AdapterProvider, CheckProvider, ReleaseRange, hookimpl
 
 
 @hookimpl
@@ -14,9 +14,11 @@ def ddl_adapters() -> list[AdapterProvider]:
             target="ddl_tf.adapter:TfAdapter",
             requires=("tensorflow",),
             install="pip install tensorflow",
+            probe="ddl_tf.supported:installed_objection",
             doc="TensorFlow tensors",
             module="ddl_tf",
             framework="tensorflow",
+            tested=(ReleaseRange("tensorflow", "2.16", "2.22"),),
             loaders=("tensorflow.python.data", "keras.src.trainers.data_adapters"),
             suite="ddl_tf.conformance:TfSuite",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import AdapterProvider, BenchPeerProvider, Setting, hookimpl
+from ddlcore.hooks import AdapterProvider, BenchPeerProvider, ReleaseRange, Setting, hookimpl
 
 
 @hookimpl
@@ -15,9 +15,11 @@ def ddl_adapters() -> list[AdapterProvider]:
             requires=("torch",),
             install="pip install torch",
             doc="PyTorch tensors",
+            probe="ddl_torch.library:objection",
             library="ddl_torch.library:library",
             module="ddl_torch",
             framework="torch",
+            tested=(ReleaseRange("torch", "2.4", "2.15"),),
             loaders=("torch.utils.data",),
             suite="ddl_torch.conformance:TorchSuite",
             settings=(

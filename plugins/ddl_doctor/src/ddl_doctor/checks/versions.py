@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,6 +40,12 @@ class VersionsCheck(Check):
         return ", ".join(f"{name} {facts[name]}" for name in ("ddlcore", "Python") if name in facts)
 
 
+def _parted(why: str) -> tuple[str, str]:
+    """Return the problem and the command in the text of a plugin, such as "… is installed: pip install 'torch>=2.4'"."""
+    found = re.fullmatch(r"(.*?)(?:; run)?: (pip install .*)", why)
+    return (found[1], found[2]) if found else (why, "install a release that the plugin works with")
+
+
 def _meaning(name: str) -> str:
     if name in ("Python", "ddlcore") or name.startswith("ddl-"):
         return "`ddl run` starts nothing on hosts whose ddl or Python is another: ranks must speak the same protocol"
@@ -51,6 +58,37 @@ def _fix(name: str, hosts: dict[str, list[str]]) -> str:
     if name == "Python":
         return f"use Python {wanted} on {others} too, at the same path: one environment on a shared file system will do"
     return f"on {others}: {pip_install(f'{name}=={wanted}', absolute=True)}"
+
+
+class TestedVersions(Check):
+    """A check that the plugins work with the installed releases of their libraries.
+
+    A release that is newer than those with which the plugins were tested is shown. It is no problem by itself.
+    """
+
+    name = "tested"
+
+    def look(self, host: HostView) -> Any:
+        return {"untested": dict(host.untested), "unusable": dict(host.unusable)}
+
+    def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
+        """Yield one finding for each plugin that refuses a release on at least one host."""
+        hosts: dict[tuple[str, str], list[str]] = {}
+        for one in seen:
+            for plugin, why in one.facts["unusable"].items():
+                hosts.setdefault((plugin, why), []).append(one.host)
+        for (plugin, why), on in hosts.items():
+            what, fix = _parted(why)
+            yield Finding(
+                self.name,
+                f"{plugin} on {', '.join(on)}: {what}",
+                "the plugin cannot be imported, so no rank uses it",
+                fix,
+            )
+
+    def line(self, seen: Sequence[Seen]) -> str:
+        told = dict.fromkeys(f"{name} {how}" for one in seen for name, how in one.facts["untested"].items())
+        return ", ".join(told)
 
 
 class KnownBadVersions(KnownBadCheck):

@@ -112,6 +112,9 @@ class HostView:
     local_rank: int = 0
     python: str = ""  # version
     ddl: str = ""  # version of ddlcore
+    # By library: its release, and how that is outside of the releases with which the plugins' tests have passed.
+    untested: Mapping[str, str] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)  # by plugin: why it refuses a release that is installed
 
     def path(self, path: str) -> str:
         """Return the path by which a program can open the file ``path`` of this host, such as ``/proc/…``.

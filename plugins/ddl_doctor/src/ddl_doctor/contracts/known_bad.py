@@ -5,12 +5,12 @@ Each row of a table also says what the user should do. Plugins may add their own
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ddl_doctor.contracts.check import Check, Finding, HostView, Seen
+from ddlcore.contracts.library import version_numbers
 
 __all__ = ["KnownBad", "KnownBadCheck", "installed", "numbers"]
 
@@ -59,7 +59,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
     For example, 2.10.0+cu128 becomes (2, 10, 0).
     """
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+    return version_numbers(version, 3)
 
 
 def installed(name: str, bad: Callable[[tuple[int, ...]], bool]) -> Callable[[HostView], str]:

@@ -41,7 +41,7 @@ def examine_recorded(root: str, subject: ExaminedJob, question: Question) -> Doc
     looks = [look(checks, view) for view in views]
     for one in looks:
         problems |= one.problems
-    for name in ("versions", "known-bad"):  # the record does not say what is installed there
+    for name in ("versions", "tested", "known-bad"):  # the record does not say what is installed there
         checks.pop(name, None)
     report = DoctorReport(f"ddl doctor: {views[0].name}, as recorded in {root}, with {_ranks(subject.layout.size)}")
     judge(report, checks, put_together(checks, looks, lambda rank: views[rank].name), problems)

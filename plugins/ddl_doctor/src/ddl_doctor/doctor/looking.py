@@ -21,7 +21,9 @@ from ddlcore.contracts.check import Check, HostView, Seen
 from ddlcore.errors import PluginError
 from ddlcore.launch.agents.preflight import compared_packages
 from ddlcore.launch.agents.survey import versions
+from ddlcore.plug.aliases import FRAMEWORKS
 from ddlcore.plug.registry import Registry
+from ddlcore.plug.tested import library_releases, refused_releases
 from ddlcore.version import VERSION
 
 RECORDED_HOST = "etc/hostname"
@@ -81,6 +83,12 @@ def this_view(registry: Registry, environ: Mapping[str, str], rank: int = 0, loc
         local_rank=local_rank,
         python=platform.python_version(),
         ddl=VERSION,
+        untested={
+            one.module: f"{one.version} is {one.differs} ({one.range})"
+            for one in library_releases(registry, FRAMEWORKS)
+            if one.differs
+        },
+        unusable=refused_releases(registry),
     )
 
 
