@@ -28,7 +28,7 @@ class Cell:
     plugins: tuple[str, ...]  # folders in plugins/; each cell has the core, and what the tests themselves need
     tests: tuple[str, ...]  # files and folders for pytest
     examples: tuple[str, ...]  # words after `ddl run -np 2 python`, or a command of its own that begins with "mpirun"
-    shown: tuple[str, ...]  # distributions whose versions stand in the table
+    shown: tuple[str, ...]  # modules whose versions stand in the table
     plant: Plant
     oldest: bool = False  # take the oldest versions that the bounds allow, of all that ddl requires
     strict: bool = False  # a warning that something which ddl uses will change or go is an error
@@ -95,7 +95,7 @@ def _tensorflow(
         ("ddl_shm", "ddl_tf"),
         ("plugins/ddl_tf",),
         _TF_EXAMPLES,
-        ("tensorflow-cpu", "keras", "numpy", "numba"),
+        ("tensorflow", "keras", "numpy", "numba"),
         _KERAS_GOES,
         oldest,
         strict,

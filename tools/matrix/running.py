@@ -119,10 +119,10 @@ class _Room:
             (self._site() / "strict_warnings.pth").write_text("import strict_warnings\n", encoding="utf-8")
 
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the version of Python, and that of each distribution that the cell shows."""
+        """Return the version of Python, and that of each library that the cell shows."""
         look = (
-            "import importlib.metadata as m, json, platform, sys; "
-            "print(json.dumps([platform.python_version(), {name: m.version(name) for name in sys.argv[1:]}]))"
+            "import json, platform, sys; from ddlcore.contracts.library import installed_version as version; "
+            "print(json.dumps([platform.python_version(), {name: version(name) for name in sys.argv[1:]}]))"
         )
         python, found = json.loads(self._run(self._python, "-c", look, *self._cell.shown))
         return python, found
