@@ -23,9 +23,13 @@ _BYTE: Any = ctypes.c_char  # Any: mypy does not know that an array of this vers
 
 
 def _is_masked(array: Any) -> bool:
-    """Return whether ``array`` is of a class of numpy.ma, which numpy imports when it is first used, and ddl never."""
-    module = sys.modules.get("numpy.ma")
-    return module is not None and isinstance(array, module.MaskedArray)
+    """Return whether ``array`` has masked elements. Imports nothing, because a signal handler may call this function.
+
+    numpy 2.5 imports numpy.ma when a program first uses it. Until then, there is no masked array.
+    """
+    # While another thread imports the module, the class may be missing.
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return masked is not None and isinstance(array, masked)
 
 
 class NumpyAdapter(Adapter):

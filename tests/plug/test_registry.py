@@ -142,7 +142,7 @@ def test_a_watch_must_be_one(target: str) -> None:
 
 @pytest.mark.parametrize("name", ["check", "known_bad"])
 def test_a_check_may_be_imported_by_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its module may import the class from the contract or from its definition, and nobody has imported the contract before."""
+    """A plugin may import the class from ddlcore.contracts or from the package that defines it. Both are accepted."""
     monkeypatch.delitem(sys.modules, "ddlcore.contracts.check", raising=False)
     target = {"check": "ddl_doctor.checks.system:LimitsCheck", "known_bad": "ddl_horovod.checks:KnownBadHorovod"}[name]
     registry, provider = Registry(), CheckProvider("look", target)

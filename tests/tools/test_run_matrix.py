@@ -1,4 +1,4 @@
-"""The matrix of versions: its cells, how an interpreter is found, what a plant does, and the table in the documentation."""
+"""Tests of the matrix of versions: of its cells, of the search for an interpreter, of planted faults, and of the table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows() -> dict[str, str]:
 
 
 def test_cells_name_what_there_is() -> None:
-    """Plugins, tests and examples of all cells exist."""
+    """The plugins, tests and examples that the cells name exist."""
     for cell in CELLS.values():
         assert [one for one in cell.plugins if not (ROOT / "plugins" / one).is_dir()] == []
         assert [one for one in (*cell.tests, *cell.examples) if not (ROOT / one).exists()] == []

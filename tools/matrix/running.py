@@ -32,7 +32,7 @@ RUNNERS = (
     "pyyaml>=6",
     "scikit-learn>=1.5",
 )
-# The examples and tests of this tree use all of these; each is in every cell.
+# The tests themselves use these packages of ours, so every cell has them.
 OURS = ("ddl_conform", "ddl_doctor")
 INSTALL_LIMIT_S = 2400.0
 TESTS_LIMIT_S = 5400.0
@@ -107,12 +107,11 @@ class _Room:
         self._python = folder / "bin/python"
 
     def install(self) -> None:
-        """Make the environment with packages of PyPI only, and with the packages of this tree as it is."""
+        """Make the environment. Our own packages come from this tree, and all others from PyPI."""
         cell = self._cell
         ours = [".", *(f"plugins/{name}" for name in dict.fromkeys((*OURS, *cell.plugins)))]
         options = ["--resolution", "lowest-direct"] if cell.oldest else []
         words = [*options, *cell.packages, *RUNNERS, *(word for one in ours for word in ("-e", one))]
-        # The plugins require each other by name, which an index must not answer.
         self._run(self._base, ROOT / "tools/environment.py", self._folder, *words, limit_s=INSTALL_LIMIT_S)
         if cell.strict:
             (self._site() / "strict_warnings.py").write_text(_STRICT, encoding="utf-8")

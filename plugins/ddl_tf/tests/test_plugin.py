@@ -9,7 +9,8 @@ import sys
 import ddl_tf as ddl
 import pytest
 import tensorflow as tf
-from ddl_tf.supported import objection
+from ddl_tf.plugin import ddl_adapters
+from ddl_tf.supported import NEWEST, OLDEST, objection
 
 SIGNATURES = {
     "allreduce": "tensor average device_dense device_sparse compression op prescale_factor postscale_factor name "
@@ -76,6 +77,12 @@ def test_what_is_built() -> None:
 @pytest.mark.parametrize("version", ["2.16.1", "2.22.0", "2.19.0-rc1", "2.20.0.dev1"])
 def test_versions_that_serve(version: str) -> None:
     assert objection(version) == ""
+
+
+def test_the_supported_releases_are_the_tested_ones() -> None:
+    """`ddl info` shows the same range that the import enforces."""
+    ((shown,),) = [provider.tested for provider in ddl_adapters()]
+    assert (shown.oldest, shown.newest) == tuple(".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
 
 
 @pytest.mark.parametrize("version", ["2.15.1", "2.23.0", "1.15.5", "3.0.0", "nightly"])

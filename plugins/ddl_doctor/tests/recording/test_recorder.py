@@ -88,7 +88,7 @@ def test_a_part_of_another_host_is_removed_there_when_it_is_taken(tmp_path: Path
 def test_a_part_that_is_not_taken_stays_on_its_host(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There are three faults: the first rank is lost, it has looked before this rank began, or the store refuses the bytes."""
+    """The part stays if the first rank is lost, if it looked for the part too early, or if the store refuses the bytes."""
     monkeypatch.setattr(exchange, "BEGIN_S", 0.05)
     store = ThreadStore()
     first, other = (recorder_of(rank, store, (0, 1)) for rank in (0, 1))
