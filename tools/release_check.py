@@ -27,6 +27,7 @@ from tools.release.first_model import example, first_model
 from tools.release.lending import lend, origin
 from tools.release.resolution import resolve
 from tools.release.steps import ROOT, Failed, Lane, run, walk
+from tools.release.uv_project import uv_project
 from tools.release.wheels import build, inspect, outside, sources
 
 UV = Path(sys.executable).with_name("uv")
@@ -225,6 +226,7 @@ def stages(folder: Path) -> list[list[Lane]]:
         ("wheels", partial(_inspect_all, wheels)),
     ]
     others: Lane = [("from an empty environment to a trained model", partial(first_model, folder / "first"))]
+    others += [("a project of uv", partial(uv_project, UV, folder / "project"))]
     others += with_jax(Environment(folder / "jax", wheels, pinned=False))  # its releases need a newer numpy
     if LENT:
         others += with_frameworks(Environment(folder / "frameworks", wheels))

@@ -107,7 +107,7 @@ def _core(python: str, *packages: str, oldest: bool = False, strict: bool = Fals
         f"core-{'oldest' if oldest else 'newest'}-py{python}",
         python,
         packages,
-        ("ddl_shm", "ddl_mpi", "ddl_gloo", "ddl_torch"),  # tests of the core use torch, too
+        ("ddl_shm", "ddl_mpi", "ddl_gloo", "ddl_torch", "ddl_horovod"),  # tests of the core use them, too
         (*_CORE, "plugins/ddl_shm", "plugins/ddl_mpi"),
         ("examples/numpy_allreduce.py",),
         ("numpy", "numba", "mpi4py", "mpich"),
@@ -123,7 +123,7 @@ CELLS: dict[str, Cell] = {
         _core("3.10", "mpich", oldest=True),
         _core("3.13", "mpich", strict=True),
         _core("3.14", "mpich", strict=True),
-        _torch("3.10", "2.4", oldest=True),
+        _torch("3.10", "2.5", oldest=True),
         _torch("3.10", "2.13", "numpy<2"),
         _torch("3.13", "2.13"),
         _torch("3.10", "2.14"),  # the newest for this Python

@@ -22,13 +22,13 @@ __all__ = ["Result", "plant", "run_cell"]
 # What runs the tests. The bounds are stated again, because a cell with the oldest versions takes the oldest of these, too.
 RUNNERS = (
     "hypothesis>=6.100",
-    "ml_dtypes>=0.5",
+    "ml_dtypes>=0.3.1",
     "psutil>=5.9",
     "pytest>=9",
     "pytest-random-order>=1.1",
     "pytest-reportlog>=1",
     "pytest-timeout>=2.3",
-    "pytest-xdist>=3.6",
+    "pytest-xdist>=3.7",
     "pyyaml>=6",
     "scikit-learn>=1.5",
 )
