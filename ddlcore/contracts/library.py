@@ -35,8 +35,7 @@ def installed_version(module: str, *distributions: str) -> str:
             return ""
     except (ImportError, ValueError):  # a finder of someone else, or a module that was made by hand
         return ""
-    found = _first_version([module, *distributions])
-    return found or _first_version(metadata.packages_distributions().get(module, ()))
+    return _first_version([module, *distributions]) or _version_of_owner(module)
 
 
 def _first_version(names: Iterable[str]) -> str:
@@ -45,6 +44,14 @@ def _first_version(names: Iterable[str]) -> str:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+    return ""
+
+
+def _version_of_owner(module: str) -> str:
+    """Return the version of the distribution that has a file or a folder called ``module``, or ""."""
+    for distribution in metadata.distributions():
+        if any(file.parts[0].partition(".")[0] == module for file in distribution.files or ()):
+            return distribution.version
     return ""
 
 

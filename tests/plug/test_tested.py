@@ -50,7 +50,7 @@ def test_the_version_of_a_module(site: Path) -> None:
 
 def test_a_module_that_is_absent_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most users lack most frameworks, and `ddl info` asks for each of them."""
-    monkeypatch.setattr("ddlcore.contracts.library.metadata.packages_distributions", lambda: pytest.fail("it searched"))
+    monkeypatch.setattr("ddlcore.contracts.library.metadata.distributions", lambda: pytest.fail("it searched"))
     assert installed_version("no_such_bird", "no-such-bird-cpu") == ""
 
 

@@ -74,7 +74,7 @@ def _torch(
     return Cell(
         f"torch-{'oldest' if oldest else version or 'newest'}-py{python}",
         python,
-        (f"torch=={version}.*" if version else "torch", "mpich", *packages),
+        (f"torch=={version}.*" if version else "torch", "mpich>=4.3", *packages),
         plugins,
         tests or tuple(f"plugins/{one}" for one in plugins),
         examples,
@@ -120,7 +120,7 @@ def _core(python: str, *packages: str, oldest: bool = False, strict: bool = Fals
 CELLS: dict[str, Cell] = {
     cell.name: cell
     for cell in (
-        _core("3.10", "mpich", oldest=True),
+        _core("3.10", "mpich>=4.3", oldest=True),
         _core("3.13", "mpich", strict=True),
         _core("3.14", "mpich", strict=True),
         _torch("3.10", "2.5", oldest=True),

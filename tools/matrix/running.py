@@ -21,14 +21,14 @@ __all__ = ["Result", "plant", "run_cell"]
 
 # What runs the tests. The bounds are stated again, because a cell with the oldest versions takes the oldest of these, too.
 RUNNERS = (
-    "hypothesis>=6.100",
+    "hypothesis>=6.140",
     "ml_dtypes>=0.3.1",
     "psutil>=5.9",
     "pytest>=9",
     "pytest-random-order>=1.1",
     "pytest-reportlog>=1",
     "pytest-timeout>=2.3",
-    "pytest-xdist>=3.7",
+    "pytest-xdist>=3.8",
     "pyyaml>=6",
     "scikit-learn>=1.5",
 )
@@ -120,8 +120,9 @@ class _Room:
     def versions(self) -> tuple[str, dict[str, str]]:
         """Return the version of Python, and that of each library that the cell shows."""
         look = (
-            "import json, platform, sys; from ddlcore.contracts.library import installed_version as version; "
-            "print(json.dumps([platform.python_version(), {name: version(name) for name in sys.argv[1:]}]))"
+            "import json, platform, sys; from importlib.metadata import version; "
+            "from ddlcore.contracts.library import installed_version as of; "
+            "print(json.dumps([platform.python_version(), {name: of(name) or version(name) for name in sys.argv[1:]}]))"
         )
         python, found = json.loads(self._run(self._python, "-c", look, *self._cell.shown))
         return python, found

@@ -15,8 +15,8 @@ from tools.release.steps import ROOT, Failed, run
 
 __all__ = ["PYTHONS", "requirements", "resolve"]
 
-# With a patch release each, because packages may require one.
-PYTHONS = ("3.10.14", "3.11.9", "3.12.7", "3.13.2")
+# With the patch releases of Ubuntu 22.04, Debian 12, Ubuntu 24.04 and Debian 13, because packages may require a later one.
+PYTHONS = ("3.10.12", "3.11.2", "3.12.3", "3.13.5")
 # What makes the environment of each command: the Makefile's own recipe, so that no list of packages stands here.
 TARGETS = {"make venv": ".venv/.made", "make demo": ".venv-demo/.made"}
 

@@ -47,6 +47,7 @@ class Job:
         given = {**os.environ, **OPENMPI, "DDL_BACKEND": "mpi", **(environ or {})}
         given["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         settings, registry = settings_of(given)
+        mpiexec = find_library().mpiexec  # before anything is started, because it raises if there is no library
         self._server = Server(size, build_sessions(size, settings, registry))
         self._server.start()
         self._folder = folder
@@ -56,7 +57,7 @@ class Job:
         command = [sys.executable, str(GUARD), str(folder), sys.executable, str(program), *args]
         self._output = open(folder / "mpiexec", "w+")  # noqa: SIM115  # closed in close
         self._process = subprocess.Popen(
-            [find_library().mpiexec, "-n", str(size), *command],
+            [mpiexec, "-n", str(size), *command],
             env=given,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
