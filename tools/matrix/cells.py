@@ -49,6 +49,18 @@ _CORE = (
     "tests/text",
     "tests/tune",
 )
+_LAUNCH = (
+    "tests/cluster",
+    "tests/commands",
+    "tests/faults",
+    "tests/launch",
+    "tests/models",
+    "plugins/ddl_conform",
+    "plugins/ddl_dashboard",
+    "plugins/ddl_doctor",
+    "plugins/ddl_horovod",
+    "plugins/ddl_prometheus",
+)
 _TORCH = ("ddl_shm", "ddl_gloo", "ddl_mpi", "ddl_torch")
 _TORCH_EXAMPLES = (
     "examples/torch_digits.py",
@@ -62,22 +74,19 @@ _TF_EXAMPLES = ("examples/tf2_digits.py", "examples/keras_digits.py", "examples/
 _NUMPY_GOES = Plant("numpy/__init__.py", "del frombuffer")
 _TORCH_GOES = Plant("torch/__init__.py", "del Tensor.register_post_accumulate_grad_hook")
 _KERAS_GOES = Plant("keras/src/optimizers/base_optimizer.py", "del BaseOptimizer.apply")
+_PLUGGY_GOES = Plant("pluggy/__init__.py", "del PluginManager")
 _MXNET_GOES = Plant("mxnet/__init__.py", "del gluon.Trainer._allreduce_grads")
 
 
-def _torch(
-    python: str, version: str, *packages: str, tests: tuple[str, ...] = (), oldest: bool = False, strict: bool = False
-) -> Cell:
+def _torch(python: str, version: str, *packages: str, oldest: bool = False, strict: bool = False) -> Cell:
     """Return the cell of a release of torch, or of the newest one if ``version`` is empty."""
-    plugins = tuple(one for one in _TORCH if one != "ddl_gloo" or not oldest)  # ddl-gloo needs a later torch
-    examples = _TORCH_EXAMPLES[:1] if oldest else _TORCH_EXAMPLES
     return Cell(
         f"torch-{'oldest' if oldest else version or 'newest'}-py{python}",
         python,
         (f"torch=={version}.*" if version else "torch", "mpich>=4.3", *packages),
-        plugins,
-        tests or tuple(f"plugins/{one}" for one in plugins),
-        examples,
+        _TORCH,
+        tuple(f"plugins/{one}" for one in _TORCH),
+        _TORCH_EXAMPLES,
         ("torch", "numpy", "numba"),
         _TORCH_GOES,
         oldest,
@@ -117,13 +126,30 @@ def _core(python: str, *packages: str, oldest: bool = False, strict: bool = Fals
     )
 
 
+def _launch(python: str) -> Cell:
+    """Return the cell of the commands, of the launcher, and of the plugins that belong to no framework."""
+    return Cell(
+        f"launch-newest-py{python}",
+        python,
+        ("mpich",),
+        ("ddl_shm", "ddl_gloo", "ddl_mpi", "ddl_torch", "ddl_horovod", "ddl_dashboard", "ddl_prometheus"),
+        _LAUNCH,
+        ("examples/numpy_allreduce.py",),
+        ("pluggy", "numpy", "torch"),
+        _PLUGGY_GOES,
+        strict=True,
+    )
+
+
 CELLS: dict[str, Cell] = {
     cell.name: cell
     for cell in (
         _core("3.10", "mpich>=4.3", oldest=True),
         _core("3.13", "mpich", strict=True),
         _core("3.14", "mpich", strict=True),
-        _torch("3.10", "2.5", oldest=True),
+        _launch("3.13"),
+        _launch("3.14"),
+        _torch("3.10", "2.10", oldest=True),
         _torch("3.10", "2.13", "numpy<2"),
         _torch("3.13", "2.13"),
         _torch("3.10", "2.14"),  # the newest for this Python

@@ -10,8 +10,8 @@ from tests.private_names import check_private_names
 
 # The names of torch that are not public and that ddl_gloo uses: the first and the last release in which they were found.
 NAMES = {
-    "torch._C._distributed_c10d.Store": "torch 2.13 to 2.15",
-    "torch.distributed.ProcessGroupGloo._Options": "torch 2.13 to 2.15",
+    "torch._C._distributed_c10d.Store": "torch 2.10 to 2.15",
+    "torch.distributed.ProcessGroupGloo._Options": "torch 2.10 to 2.15",
 }
 
 

@@ -18,7 +18,7 @@ def ddl_transports() -> list[TransportProvider]:
             target="ddl_gloo.transport:GlooTransport",
             requires=("torch",),
             install="pip install torch",
-            tested=(ReleaseRange("torch", "2.13", "2.15"),),
+            tested=(ReleaseRange("torch", "2.10", "2.15"),),
             platforms=("linux",),
             doc="torch's Gloo, over TCP, between hosts or on one",
             priority=20,

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 from ddlcore.contracts.library import Library, installed_version, version_numbers
 
-_OLDEST = (2, 5)
+_OLDEST = (2, 10)
 
 _GROUP, _NAME = "torch.backends", "ddl"  # of the entry points that torch loads when it is imported
 
@@ -26,4 +26,4 @@ def objection() -> str:
     installed = installed_version("torch")
     if not installed or version_numbers(installed) >= _OLDEST:
         return ""
-    return f"ddl_torch runs with torch 2.5 or later; version {installed} is installed: pip install 'torch>=2.5'"
+    return f"ddl_torch runs with torch 2.10 or later; version {installed} is installed: pip install 'torch>=2.10'"

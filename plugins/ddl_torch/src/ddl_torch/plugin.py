@@ -19,7 +19,7 @@ def ddl_adapters() -> list[AdapterProvider]:
             library="ddl_torch.library:library",
             module="ddl_torch",
             framework="torch",
-            tested=(ReleaseRange("torch", "2.5", "2.15"),),
+            tested=(ReleaseRange("torch", "2.10", "2.15"),),
             loaders=("torch.utils.data",),
             suite="ddl_torch.conformance:TorchSuite",
             settings=(

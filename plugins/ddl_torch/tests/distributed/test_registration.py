@@ -27,8 +27,9 @@ MOST_MS = 5.0
 def run(code: str, **env: str) -> str:
     """Return what a new process prints that executes ``code``."""
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", "-c", code],
         env={**os.environ, **env},
+        cwd="/",  # the current folder is searched for modules
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -31,6 +31,9 @@ KINDS = (
     "all_to_all_uneven",
     "barrier",
 )
+# Up to torch 2.12, these have other names, which are deprecated in later releases.
+_all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 REDUCES = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single")
 
 
@@ -137,7 +140,7 @@ def start(call: GroupCall, group: Any, me: int, async_op: bool) -> tuple[Any, Ca
     if kind == "all_gather_single":
         flat = own.reshape(-1) if own.dim() == 0 else own
         whole = blank(size * flat.shape[0], *flat.shape[1:])
-        return dist.all_gather_single(whole, flat, **how), lambda: [whole]
+        return _all_gather_single(whole, flat, **how), lambda: [whole]
     if kind == "gather":
         parts = [blank(*call.shape) for _ in range(size)] if me == call.root else []
         return dist.gather(own, parts or None, root, **how), lambda: parts
@@ -152,7 +155,7 @@ def start(call: GroupCall, group: Any, me: int, async_op: bool) -> tuple[Any, Ca
     if kind == "reduce_scatter_single":
         got = blank(2, *call.shape)
         whole = _laid(call, torch.cat([_values(call, me, (2, *call.shape), to) for to in range(size)]))
-        return dist.reduce_scatter_single(got, whole, op, **how), lambda: [got]
+        return _reduce_scatter_single(got, whole, op, **how), lambda: [got]
     if kind == "all_to_all":
         given = [_laid(call, _values(call, me, (to + 1, 2), to)) for to in range(size)]
         parts = [blank(me + 1, 2) for _ in range(size)]

@@ -41,7 +41,7 @@ class VersionsCheck(Check):
 
 
 def _parted(why: str) -> tuple[str, str]:
-    """Return the problem and the command in the text of a plugin, such as "… is installed: pip install 'torch>=2.5'"."""
+    """Return the problem and the command in the text of a plugin, such as "… is installed: pip install 'torch>=2.10'"."""
     found = re.fullmatch(r"(.*?)(?:; run)?: (pip install .*)", why)
     return (found[1], found[2]) if found else (why, "install a release that the plugin works with")
 
