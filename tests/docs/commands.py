@@ -21,6 +21,7 @@ HEREDOC = re.compile(r"<<-?\s*'?(\w+)'?")
 # Other people's programs that a page tells to use: nothing here could parse what they are given.
 FOREIGN = {
     "apt-get",
+    "conda",
     "docker",
     "kubectl",
     "mpirun",
@@ -115,8 +116,9 @@ def _objection(words: list[str]) -> str:
     if program == "pip":
         return _pip_objection(words[1:])
     if program == "make":
-        known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-        return "" if set(words[1:]) <= known else f"make has no {set(words[1:]) - known}"
+        return _make_objection(words[1:])
+    if program == "uv":
+        return _objection(words[2:]) if words[1:2] == ["run"] else ""
     if program in {"python", "python3"}:
         return _script_objection(words[1:])
     if program == "pytest":
@@ -126,6 +128,14 @@ def _objection(words: list[str]) -> str:
         starts = [at for at, word in enumerate(words) if at and word in ("ddl", "python")]
         return _objection(words[starts[0] :]) if starts else ""
     return "" if program in FOREIGN | BUILTIN else f"nothing is known of `{program}`"
+
+
+def _make_objection(words: list[str]) -> str:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"\$\((\w+)\)", makefile))
+    lost = {word for word in words if word not in targets and word.partition("=")[0] not in variables}
+    return f"make has no {lost}" if lost else ""
 
 
 def _ddl_objection(words: list[str]) -> str:

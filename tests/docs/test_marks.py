@@ -48,6 +48,8 @@ def test_a_wrong_mark_is_an_error(mark: str) -> None:
         ("python tools/bench_startup.py --no-such", "has no"),
         ("python examples/nothing.py", "there is no"),
         ("make nothing", "make has no"),
+        ("make test-matrix CELL=core", "make has no"),
+        ("uv run ddl info --no-such", "No such option"),
         ("for i in 1 2; do ddl info", "syntax error"),
         ("srun ddl runn", "does not exist"),
         ("X=1 exec ddl info --no-such", "No such option"),
@@ -62,6 +64,7 @@ def test_what_is_no_command_is_found(line: str, why: str) -> None:
     "script",
     [
         "ddl run -np 2 python a.py --its own # and why",
+        "make test-matrix CELLS=core\nuv venv training && uv run ddl info",
         "hosts=$(scontrol show hostnames | head -n 1)\nhorovodrun -np 2 python a.py",
     ],
 )

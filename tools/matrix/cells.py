@@ -58,8 +58,8 @@ _LAUNCH = (
     "plugins/ddl_conform",
     "plugins/ddl_dashboard",
     "plugins/ddl_doctor",
-    "plugins/ddl_horovod",
     "plugins/ddl_prometheus",
+    *(f"plugins/ddl_horovod/tests/test_{name}.py" for name in ("checks", "config_file", "horovodrun", "process_sets")),
 )
 _TORCH = ("ddl_shm", "ddl_gloo", "ddl_mpi", "ddl_torch")
 _TORCH_EXAMPLES = (
@@ -131,7 +131,7 @@ def _launch(python: str) -> Cell:
     return Cell(
         f"launch-newest-py{python}",
         python,
-        ("mpich",),
+        ("matplotlib", "mpich"),
         ("ddl_shm", "ddl_gloo", "ddl_mpi", "ddl_torch", "ddl_horovod", "ddl_dashboard", "ddl_prometheus"),
         _LAUNCH,
         ("examples/numpy_allreduce.py",),

@@ -11,7 +11,7 @@ def test_introducing_it_imports_nothing() -> None:
     check = (
         "import sys; from ddl_doctor import plugin; "
         "assert [one.name for one in plugin.ddl_cli()] == ['doctor', 'bench', 'timeline']; "
-        "assert len(plugin.ddl_checks()) == 8; "
+        "assert len(plugin.ddl_checks()) == 9; "
         "assert [name for name in sys.modules if name.startswith('ddl_doctor')] == ['ddl_doctor', 'ddl_doctor.plugin']"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120)

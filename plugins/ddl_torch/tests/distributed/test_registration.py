@@ -104,7 +104,10 @@ except ImportError as error:
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print(dist.get_backend())
 """
-    assert run(code, PYTHONPATH=str(tmp_path)).splitlines() == ["2.0", "ddlcore is broken", "gloo"]
+    lines = [
+        line for line in run(code, PYTHONPATH=str(tmp_path)).splitlines() if "[Gloo]" not in line
+    ]  # as older ones say
+    assert lines == ["2.0", "ddlcore is broken", "gloo"]
 
 
 def test_an_error_at_the_registration_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
