@@ -132,7 +132,7 @@ def _launch(python: str) -> Cell:
         f"launch-newest-py{python}",
         python,
         ("matplotlib", "mpich"),
-        ("ddl_shm", "ddl_gloo", "ddl_mpi", "ddl_torch", "ddl_horovod", "ddl_dashboard", "ddl_prometheus"),
+        ("ddl_shm", "ddl_gloo", "ddl_mpi", "ddl_torch", "ddl_nccl", "ddl_horovod", "ddl_dashboard", "ddl_prometheus"),
         _LAUNCH,
         ("examples/numpy_allreduce.py",),
         ("pluggy", "numpy", "torch"),
