@@ -38,11 +38,12 @@ def private_names(source: Path) -> set[str]:
 def check_private_names(
     source: Path, names: Mapping[str, str], given: Mapping[str, Any], ours: Set[str] = frozenset()
 ) -> None:
-    """Check that ``names`` has all private names that the package ``source`` uses, and that the installed releases have them.
+    """Check the list ``names``: it has each private name that the package ``source`` uses, and the installed releases have it.
 
     A key is a name such as "torch._C._storage_Use_Count", or an expression with what is in ``given``, such as
     "torch.zeros(1)._version". The value tells the library and the releases in which the name was found first and last, such
-    as "torch 2.5 to 2.15". ``ours`` are words in the source that look like private names of a library, and are not.
+    as "torch 2.10 to 2.15". If a later release is installed, the check fails until the list says so. ``ours`` are words in
+    the source that look like private names of a library, and are not.
     """
     listed = {name: {name, *(word for node in ast.walk(ast.parse(name)) for word in _used(node, ""))} for name in names}
     missing = {one for one in private_names(source) - ours if not any(_told(one, *item) for item in listed.items())}
@@ -50,6 +51,8 @@ def check_private_names(
     words = {word for node in _nodes(source) for word in (*_used(node, source.name), *_defined(node))}
     unused = [name for name, item in listed.items() if not any(_told(one, name, item) for one in words)]
     assert not unused, f"in the list of private names, and not used: {unused}"
+    newer = {seen for seen in names.values() if _installed(seen.split()[0]) > version_numbers(seen.split()[-1])}
+    assert not newer, f"a later release is installed: {sorted(newer)}"
     gone = [f"{name}: found in {seen}" for name, seen in names.items() if not _there(name, given, seen)]
     assert not gone, f"not in the installed release: {gone}"
 
@@ -62,7 +65,7 @@ def _told(one: str, name: str, words: Set[str]) -> bool:
 def _there(name: str, given: Mapping[str, Any], seen: str) -> bool:
     """Return whether the installed release has ``name``. A release older than those it was found in may lack it."""
     library, first, _, _ = seen.split()
-    installed = sys.version_info[:2] if library == "Python" else version_numbers(installed_version(library))
+    installed = _installed(library)
     if not installed or installed < version_numbers(first):
         return True
     try:
@@ -73,6 +76,11 @@ def _there(name: str, given: Mapping[str, Any], seen: str) -> bool:
     except (ImportError, AttributeError, KeyError):
         return False
     return True
+
+
+def _installed(library: str) -> tuple[int, ...]:
+    """Return the first two numbers of the installed release, or () if there is none."""
+    return sys.version_info[:2] if library == "Python" else version_numbers(installed_version(library))
 
 
 def _nodes(source: Path) -> list[ast.AST]:

@@ -13,11 +13,11 @@ from ddlcore.plug.registry import Registry
 
 @dataclass(frozen=True)
 class LibraryRelease:
-    """A library that plugins depend on: the installed version, or "", and the releases that all of them were tested with."""
+    """A library that plugins depend on."""
 
     module: str
-    version: str
-    tested: ReleaseRange | None  # None: no plugin names any
+    version: str  # the installed one; "": none is installed, or its version is not known
+    tested: ReleaseRange | None  # the releases that all these plugins were tested with; None: no plugin names any
 
     @property
     def range(self) -> str:
@@ -29,7 +29,7 @@ class LibraryRelease:
 
     @property
     def differs(self) -> str:
-        """How the installed version is outside of the range: "newer than tested", "older than tested", or ""."""
+        """Say "newer than tested" or "older than tested" if the installed version is outside of the range; else ""."""
         if self.tested is None or not version_numbers(self.version):
             return ""
         if _beyond(self.version, self.tested.newest) > 0:

@@ -54,10 +54,11 @@ def test_names_of_others_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
+        ({"os.path._joinrealpath": "numpy 0 to 0.1"}, "a later release is installed: ['numpy 0 to 0.1']"),
         ({}, "not in the list of private names: ['_joinrealpath']"),
-        ({"os.path._joinrealpath": "numpy 1 to 2", "os._wings": "numpy 1 to 2"}, "and not used: ['os._wings']"),
-        ({"os.path._joinrealpath.way": "numpy 1 to 2"}, "installed release: ['os.path._joinrealpath.way: found in numpy 1 to 2']"),
-        ({"vars(os.path)['_joinrealpath'].way": "numpy 1 to 2"}, "['vars(os.path)['_joinrealpath'].way"),
+        ({"os.path._joinrealpath": "numpy 1 to 9", "os._wings": "numpy 1 to 9"}, "and not used: ['os._wings']"),
+        ({"os.path._joinrealpath.way": "numpy 1 to 9"}, "installed release: ['os.path._joinrealpath.way: found in numpy 1 to 9']"),
+        ({"vars(os.path)['_joinrealpath'].way": "numpy 1 to 9"}, "['vars(os.path)['_joinrealpath'].way"),
     ],
 )  # fmt: skip
 def test_a_list_is_held(tmp_path: Path, names: dict[str, str], told: str) -> None:

@@ -15,8 +15,9 @@ from ddlcore.plug.loader import load_plugins
 from tools.demo import ROOT
 from tools.matrix.cells import CELLS, Cell, Plant
 from tools.matrix.interpreters import interpreter
-from tools.matrix.running import Result, plant, run_cell
+from tools.matrix.running import Result, _Room, plant, run_cell
 from tools.matrix.table import BEGIN, END, read_results, write_table
+from tools.release.steps import Failed
 from tools.run_matrix import main
 
 PAGE = ROOT / "docs/install.md"
@@ -82,6 +83,36 @@ def test_a_plant_replaces_the_file(tmp_path: Path) -> None:
     plant(Plant("birds/__init__.py", "del wings"), tmp_path)
     assert file.read_text() == "wings = 2\n\ndel wings\n"
     assert (tmp_path / "cached.py").read_text() == "wings = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        ("module 'birds' has no attribute 'wings'", ""),
+        ("no space left on device", "something else than the planted fault"),
+        ("", "was not found"),
+    ],
+)
+def test_only_an_error_that_names_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, fault: str
+) -> None:
+    """An example or a test that fails for another reason has not found the planted fault."""
+
+    def runs(*_args: object, **_options: object) -> str:
+        if error:
+            raise Failed(error)
+        return ""
+
+    monkeypatch.setattr("tools.matrix.running.run", runs)
+    birds = tmp_path / "lib/python3.13/site-packages/birds.py"
+    birds.parent.mkdir(parents=True)
+    birds.write_text("wings = 2\n")
+    one = Cell("birds", HERE, (), (), (), ("fly.py",), (), Plant("birds.py", "del wings"))
+    room = _Room(one, Path(sys.executable), tmp_path)
+    if not fault:
+        return room.plant_is_found()
+    with pytest.raises(Failed, match=fault):
+        room.plant_is_found()
 
 
 def test_the_table_keeps_rows_that_were_not_run(tmp_path: Path) -> None:

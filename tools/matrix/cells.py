@@ -9,13 +9,18 @@ __all__ = ["CELLS", "Cell", "Plant"]
 
 @dataclass(frozen=True)
 class Plant:
-    """A planted incompatibility: a function that ddl uses is deleted from the library ``module``, as a release might do.
+    """A planted incompatibility: the deletion of a function that ddl uses, as a new release of a library might do it.
 
     ``lines`` are added to the end of ``file``, a path in site-packages.
     """
 
     file: str
-    lines: str
+    lines: str  # such as "del Trainer.step"
+
+    @property
+    def gone(self) -> str:
+        """The name that is deleted. An error that is due to the deletion contains it."""
+        return self.lines.split(".")[-1].split()[-1]
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Cell:
     packages: tuple[str, ...]  # requirements of what the cell is about, beside those of the plugins
     plugins: tuple[str, ...]  # folders in plugins/; each cell has the core, and what the tests themselves need
     tests: tuple[str, ...]  # files and folders for pytest
-    examples: tuple[str, ...]  # words after `ddl run -np 2 python`, or a command of its own that begins with "mpirun"
+    examples: tuple[str, ...]  # words after `ddl run -np 2 python`
     shown: tuple[str, ...]  # modules whose versions stand in the table
     plant: Plant
     oldest: bool = False  # take the oldest versions that the bounds allow, of all that ddl requires

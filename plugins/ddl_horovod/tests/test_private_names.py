@@ -14,7 +14,7 @@ NAMES = {
     "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2._aggregate_gradients": "tf_keras 2.21 to 2.21",
     "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2._compute_gradients": "tf_keras 2.21 to 2.21",
     "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2._create_all_weights": "tf_keras 2.21 to 2.21",
-    "vars(scheduled())['_wrapped_by_lr_sched']": "torch 2.13 to 2.13",
+    "vars(scheduled())['_wrapped_by_lr_sched']": "torch 2.13 to 2.15",
 }
 OURS = {"_agg_helper", "_ddl_computed"}  # attributes that this package sets
 

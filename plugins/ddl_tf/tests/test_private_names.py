@@ -12,11 +12,11 @@ from tests.private_names import check_private_names
 
 # The names of TensorFlow and Keras that are not public and that ddl_tf uses: the first and the last release in which they were found.
 NAMES = {
-    "keras.src.optimizers.base_optimizer.BaseOptimizer": "keras 3.12 to 3.15",
-    "keras.src.trainers.data_adapters": "keras 3.12 to 3.15",
-    "keras.Variable(0.0)._value": "keras 3.12 to 3.15",
-    "built(keras.optimizers.Adam())._momentums": "keras 3.12 to 3.15",
-    "built(keras.optimizers.Adam())._trainable_variables": "keras 3.12 to 3.15",
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": "keras 3.12 to 3.16",
+    "keras.src.trainers.data_adapters": "keras 3.12 to 3.16",
+    "keras.Variable(0.0)._value": "keras 3.12 to 3.16",
+    "built(keras.optimizers.Adam())._momentums": "keras 3.12 to 3.16",
+    "built(keras.optimizers.Adam())._trainable_variables": "keras 3.12 to 3.16",
     "tensorflow.python.data": "tensorflow 2.16 to 2.22",
     "tensorflow.python.eager.record.should_record_backprop": "tensorflow 2.16 to 2.22",
     "tensorflow.python.framework.auto_control_deps_utils.COLLECTIVE_MANAGER_IDS": "tensorflow 2.16 to 2.22",

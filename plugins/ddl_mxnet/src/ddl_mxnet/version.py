@@ -12,9 +12,9 @@ WANTED = 'pip install "mxnet>=1.9.1,<2" "numpy>=1.26,<2"'
 
 
 def objection() -> str:
-    """Return why the installed MXNet and numpy cannot be used, or "" if they can or if their versions are not known.
+    """Return why the installed MXNet and numpy cannot be used. The result is "" if they can be, or if nothing is known.
 
-    Neither is imported. `ddl info` calls this; nothing else here needs ddlcore, so that the other messages do not, either.
+    This function imports neither of them, but it does import ddlcore. The rest of this module works without ddlcore.
     """
     from ddlcore.contracts.library import installed_version
 
@@ -22,7 +22,7 @@ def objection() -> str:
 
 
 def _objection(mxnet: str, numpy: str) -> str:
-    """Return the objection to these versions, each of which may be "", or ""."""
+    """Return why these versions cannot be used, or "". A version that is not known is given as ""."""
     if numpy and _numbers(numpy) >= (2,):
         return f'MXNet does not work with numpy 2, and numpy {numpy} is installed; run: pip install "numpy>=1.26,<2"'
     if mxnet and not OLDEST <= _numbers(mxnet) < NEWEST:

@@ -31,7 +31,7 @@ KINDS = (
     "all_to_all_uneven",
     "barrier",
 )
-# Up to torch 2.12, these have other names, which are deprecated in later releases.
+# torch 2.10 has these functions under older names. Later releases warn of the older names.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 REDUCES = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single")
