@@ -20,7 +20,7 @@ from ddlcore.process.detection import detect
 from ddlcore.process.environment import Environment
 from ddlcore.process.job import Job
 from ddlcore.process.jobs import elastic_job, launched_job, lone_job
-from ddlcore.runtime.reentry import Lock, reentrant
+from ddlcore.reentry import Lock, reentrant
 from ddlcore.text.installing import pip_install
 from ddlcore.threads import on_own_thread
 from ddlcore.types import Placement

@@ -12,7 +12,7 @@ from ddlcore.api.world import PROCESS
 from ddlcore.errors import NotInitialized
 from ddlcore.process.environment import Environment
 from ddlcore.process.job import Job
-from ddlcore.runtime.reentry import reentrant
+from ddlcore.reentry import reentrant
 from ddlcore.threads import on_own_thread
 
 __all__ = ["at_end_of_main_thread", "at_exit", "leave_world", "shut_down", "shutdown"]

@@ -22,8 +22,8 @@ from ddlcore.messages.spec import Spec
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.environment import Environment
 from ddlcore.process.jobs import lone_job
+from ddlcore.reentry import reentrant
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.reentry import reentrant
 from ddlcore.runtime.request import ANONYMOUS
 from ddlcore.threads import on_own_thread
 from ddlcore.types import Kind

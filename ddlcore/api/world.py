@@ -11,8 +11,8 @@ from ddlcore.contracts.framework import JobService
 from ddlcore.errors import NotInitialized
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.process.job import Job
+from ddlcore.reentry import Lock
 from ddlcore.runtime.meter import Stats
-from ddlcore.runtime.reentry import Lock
 
 if TYPE_CHECKING:
     from ddlcore.process.elastic_member import ElasticMember

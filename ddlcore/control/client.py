@@ -5,7 +5,6 @@ The channel carries messages to and from the coordinator. The store is the job's
 
 from __future__ import annotations
 
-import threading
 import time
 
 import msgspec
@@ -20,6 +19,7 @@ from ddlcore.messages.coding import decode_from_coordinator, decode_store_reply,
 from ddlcore.messages.store import StoreReply, StoreRequest
 from ddlcore.messages.to_coordinator import ToCoordinator
 from ddlcore.messages.to_rank import FromCoordinator
+from ddlcore.reentry import Lock
 
 _SLICE_S = 0.1  # delay at most until a waiting call notices that its store was closed
 
@@ -76,7 +76,7 @@ class ClientStore(JobStore):
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection = connection.retain()  # retained, because the channel may be closed before the first call
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._idle: list[Line] = []
         self._closed = False
 

@@ -8,7 +8,6 @@ import os
 import secrets
 import select
 import sys
-import threading
 import time
 
 import zmq
@@ -17,6 +16,7 @@ from ddlcore.control.credentials import Access
 from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.wake import Wake
 from ddlcore.errors import Closed, DdlInternalError
+from ddlcore.reentry import Lock
 
 FLUSHED = b""  # a client's last frame. When the server sends this frame back, all earlier frames have arrived
 # TCP only: within a host, the kernel reports a closed connection at once. The kernel's keepalive finds a host that is
@@ -70,7 +70,7 @@ class Connection:
         self.launcher = _watch(access, peer)
         self._shared = context is not None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1) if context is None else context
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._users = 0
 
     @property

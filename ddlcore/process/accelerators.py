@@ -15,11 +15,11 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.solo import QueuedSolo
 from ddlcore.contracts.transport import Transport
 from ddlcore.plug.registry import Registry
+from ddlcore.reentry import Lock
 from ddlcore.runtime.backend import AUTO, SOLO, STAGED_ON_HOST
 from ddlcore.runtime.executor import HostExecutor
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
-from ddlcore.runtime.reentry import Lock
 from ddlcore.runtime.routes import asked_for_devices
 from ddlcore.types import CPU, Device
 

@@ -28,13 +28,13 @@ from ddlcore.process.observers import RankObserver, observers
 from ddlcore.process.parts import Parts
 from ddlcore.process.verification import Verification
 from ddlcore.process.world_place import WorldPlace
+from ddlcore.reentry import Lock, reentrant
 from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.counted_calls import CountedCalls
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.lookout import Lookout
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.process_sets import ProcessSets
-from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.waiter import Waiter

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from ddlcore.contracts.framework import Companion, JobService
-from ddlcore.runtime.reentry import Lock
+from ddlcore.reentry import Lock
 
 C = TypeVar("C", bound=Companion)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from _thread import LockType
 from collections import deque
 
-from ddlcore.runtime.reentry import Lock
+from ddlcore.reentry import Lock
 
 
 class Completion:

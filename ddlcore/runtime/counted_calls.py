@@ -7,15 +7,15 @@ ranks agree.
 
 from __future__ import annotations
 
-import threading
+import time
 
 from ddlcore.errors import Closed
 from ddlcore.messages.to_coordinator import CallCount
 from ddlcore.messages.to_rank import AgreedCall
+from ddlcore.reentry import Lock
 from ddlcore.runtime.job_failure import JobFailure
-from ddlcore.runtime.reentry import Lock
 
-_LOOK_S = 0.05  # how often a call that is held back looks whether the job has failed
+_LOOK_S = 0.002  # how often a call that is held back looks whether it may go on
 
 
 class CountedCalls:
@@ -39,8 +39,8 @@ class CountedCalls:
         self._closed = False
         self._failure = failure
         self._lock = Lock()
-        self._released = threading.Event()  # not set between the question and the answer
-        self._released.set()
+        # True between the question and the answer. A threading.Event might stay locked after an interrupt, see Lock.
+        self._held_back = False
         self._joins = 0
         self._calls = 0
         self._point: tuple[int, int] | None = None
@@ -57,13 +57,14 @@ class CountedCalls:
                 if self._closed:
                     raise Closed(f"the job was shut down before the ranks had agreed at which {self._name} they act")
                 # Checked under the lock: otherwise the question could be answered between the check and the count.
-                if self._released.is_set():
+                if not self._held_back:
                     self._calls += 1
                     self.reached = self._point is not None and (self._joins, self._calls) >= self._point
                     return self.reached
-            while not self._released.wait(_LOOK_S):
+            while self._held_back:
                 if self._failure.given:
                     raise self._failure.error(self._name)
+                time.sleep(_LOOK_S)
 
     def joined(self) -> None:
         """Begin to count at 0 again, because ``join()`` has returned on all ranks."""
@@ -74,19 +75,19 @@ class CountedCalls:
     def count(self) -> CallCount:
         """Return the number of calls so far. Later calls wait until ``agreed`` is called."""
         with self._lock:
-            self._released.clear()
+            self._held_back = True
             return CallCount(self._kind, self._joins, self._calls)
 
     def agreed(self, message: AgreedCall) -> None:
         """Record the coordinator's answer, which says at which call all ranks act. Waiting calls go on."""
         self.asked = self.asked or message.reason
         self._point = (message.joins, message.call)
-        self._released.set()
+        self._held_back = False
 
     def close(self) -> None:
         """Make waiting and later calls raise Closed, because this rank leaves the job. Any thread may call this."""
         self._closed = True
-        self._released.set()
+        self._held_back = False
 
     def take_wanted(self) -> str:
         """Return the text in ``wanted``, and set ``wanted`` to "". The text says why the ranks should act together.

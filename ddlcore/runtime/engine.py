@@ -371,18 +371,20 @@ class Engine:
 
     def fail(self, entries: Sequence[Entry | None], error: BaseException | None, index: int = -1) -> None:
         """Fail the operations of ``entries`` with ``error``, or with the failure of the job if ``error`` is None."""
-        after: list[Callable[[], None]] = []
         with self._completion.lock:
-            for entry in entries:
-                if entry is not None:
-                    during = called(entry.spec.kind, entry.name)
-                    entry.handle.fail(error if error is not None else self._failure.error(during))
-                    then = entry.handle.over()
-                    if then is not None:
-                        after.append(then)
+            after = [self._fail(entry, error) for entry in entries]
         self._completion.announce()
         for then in after:
-            then()
+            if then is not None:
+                then()
+
+    def _fail(self, entry: Entry | None, error: BaseException | None) -> Callable[[], None] | None:
+        """Fail the operation of ``entry``, and return the function that must be called after it; see Handle.over."""
+        if entry is None:
+            return None
+        during = called(entry.spec.kind, entry.name)
+        entry.handle.fail(error if error is not None else self._failure.error(during))
+        return entry.handle.over()
 
 
 def _ran(todo: Launch[Entry] | tuple[Bucket, Sequence[Entry | None]]) -> tuple[Bucket | Planned, int]:

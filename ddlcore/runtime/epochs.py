@@ -46,24 +46,28 @@ class Epochs:
         with queue.lock:
             if queue.behind:
                 queue.catch_up()
-            arranged = self._schedules.pop(message.schedule)
-            self._schedules[message.schedule] = arranged
-            while len(self._schedules) > MOST_KNOWN:
-                unused = next(iter(self._schedules))  # the one whose last Resume is longest ago
-                del self._schedules[unused]
-                self._usual_s.pop(unused, None)
-            schedule = Schedule(arranged, sets, rank)
+            schedule = Schedule(self._use(message.schedule), sets, rank)
             queue.end_replay()
-            replay = queue.replay = Replay(schedule, message.start, dict(message.after), message.until)
             queue.usual_s = self._usual_s.setdefault(message.schedule, [None] * len(schedule.buckets))
-            for position, seconds in zip(replay.positions, queue.usual_s):
-                position.usual_s = seconds
+            replay = queue.replay = Replay(
+                schedule, message.start, dict(message.after), message.until, usual_s=queue.usual_s
+            )
             queue.open = replay if queue.refusal is None else None
             queue.pauses.begin_replay()
             queue.enter(message.epoch)
             if replay.paused:  # all buckets of this rank had run before
                 queue.say_paused()
             return self._freeze() if self._freeze_at == message.epoch else None
+
+    def _use(self, number: int) -> Arranged:
+        """Return the schedule with this number, and forget those that have not been used for the longest time."""
+        arranged = self._schedules.pop(number)
+        self._schedules[number] = arranged
+        while len(self._schedules) > MOST_KNOWN:
+            unused = next(iter(self._schedules))
+            del self._schedules[unused]
+            self._usual_s.pop(unused, None)
+        return arranged
 
     def discover(self, epoch: int) -> None:
         """Return from replay to negotiation, in the new ``epoch``. All pending entries go into the next request."""

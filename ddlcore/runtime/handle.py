@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ddlcore.reentry import Lock
 from ddlcore.runtime.outcome import Outcome
-from ddlcore.runtime.reentry import Lock
 from ddlcore.runtime.waiter import Waiter
 
 _OPEN: Final[Any] = object()  # stands for an outcome that does not exist yet

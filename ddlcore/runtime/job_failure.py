@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ddlcore.runtime.reentry import Lock
+from ddlcore.reentry import Lock
 
 
 class JobFailure:

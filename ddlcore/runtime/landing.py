@@ -51,27 +51,36 @@ class Landing:
         any point and then called again with the same ``rest``.
         """
         with self._completion.lock:
-            # All entries change before ``announce`` wakes the waiters: a waiter that is woken first would see its
-            # operation still pending, and would sleep again until its time slice ends.
-            entry: Any
-            for entry in rest:
-                if entry.__class__ is PersistentRequest:  # type() is a call, after which a handler may raise
-                    entry.index = index
-                    entry.source.owner = None
-                    entry.state = IDLE
-                elif entry.__class__ is PersistentMove:  # the only entry of its bucket; complete() would be a call
-                    given: Any = entry.source.owner
-                    given.outcome = outcomes[0]
-                    given.done = True
-                    entry.index = index
-                    entry.source.owner = None
-                    entry.state = IDLE
-                elif entry is not None:
-                    self.mixed = True
-            if self.mixed:
-                for entry, outcome in zip(entries, outcomes):
-                    if entry is not None and entry.__class__ not in (PersistentRequest, PersistentMove):
-                        entry.handle.complete(entry.number, outcome, index)
-                        entry.handle.pass_on(after)
-            self.launch = None
+            self._complete_each(entries, outcomes, rest, index, after)
+        # All entries change before ``announce`` wakes the waiters: a waiter that is woken first would see its operation
+        # still pending, and would sleep again until its time slice ends.
         self._completion.announce()
+
+    def _complete_each(
+        self,
+        entries: Sequence[Entry | None],
+        outcomes: Sequence[Outcome | None],
+        rest: Iterator[Entry | None],
+        index: int,
+        after: deque[Any],
+    ) -> None:
+        """Do the work of ``complete`` that needs the completion's lock. The caller holds the lock."""
+        entry: Any
+        for entry in rest:
+            kind = entry.__class__  # type() is a call, after which a handler may raise
+            if kind is PersistentMove:  # the only entry of its bucket; complete() would be a call
+                given: Any = entry.source.owner
+                given.outcome = outcomes[0]
+                given.done = True
+            elif kind is not PersistentRequest:
+                self.mixed = self.mixed or entry is not None
+                continue
+            entry.index = index
+            entry.source.owner = None
+            entry.state = IDLE
+        if self.mixed:
+            for entry, outcome in zip(entries, outcomes):
+                if entry is not None and entry.__class__ not in (PersistentRequest, PersistentMove):
+                    entry.handle.complete(entry.number, outcome, index)
+                    entry.handle.pass_on(after)
+        self.launch = None

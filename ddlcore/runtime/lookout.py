@@ -70,7 +70,9 @@ class Lookout:
             replay = queue.open
             if replay is None or (replay.paused and not queue.launches):
                 return None
-            for first in list(queue.launches.values())[:1]:
+            # A list first: the engine may remove a launch at any moment.
+            first = next(iter(list(queue.launches.values())), None)
+            if first is not None:
                 return ReplayStatus(queue.epoch, first.place, True, first.planned.set_id, first.planned.names)
             planned, entries = replay.current.planned, replay.current.entries
             missing = tuple(name for name, entry in zip(planned.names, entries) if entry is None)

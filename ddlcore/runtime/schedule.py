@@ -136,12 +136,20 @@ class Replay(Generic[T]):
     buckets in the schedule + position in the schedule. ``T`` is the type of an entry.
     """
 
-    def __init__(self, schedule: Schedule, start: int, after: Mapping[int, int], until: int = -1) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        start: int,
+        after: Mapping[int, int],
+        until: int = -1,
+        usual_s: Sequence[float | None] = (),
+    ) -> None:
         """Begin at place ``start``.
 
         ``after`` contains, for each process set, the last place that has already run; buckets up to that place are
         skipped. ``until`` is the place before which all ranks stop, or -1 if there is no such place. If ``until`` is
-        given, ``turned`` becomes True whenever a period ends.
+        given, ``turned`` becomes True whenever a period ends. ``usual_s``: of each bucket, the usual time in seconds until
+        all its tensors are there, if it is known from earlier.
         """
         self.schedule = schedule
         self.frozen = False
@@ -154,6 +162,8 @@ class Replay(Generic[T]):
         self.positions: list[Position[T]] = [
             Position(i, planned, mine) for i, (planned, mine) in enumerate(zip(schedule.buckets, schedule.mine))
         ]
+        for position, seconds in zip(self.positions, usual_s):
+            position.usual_s = seconds
         self.filled = 0  # the number of entries in slots
         self._after = dict(after)
         self._idle = not any(schedule.mine)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from ddlcore.runtime.reentry import reentrant
+from ddlcore.reentry import reentrant
 from ddlcore.runtime.request import IDLE, PENDING, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Replay
 from ddlcore.runtime.tensor_queue import TensorQueue
@@ -45,8 +45,7 @@ class Submission:
                 if queue.refusal is not None:
                     raise queue.refusal()
                 ordinal = queue.unnamed.number(entries)
-                for entry in entries:
-                    queue.unfinished.require_free(entry)
+                queue.unfinished.require_free(entries)
                 handle, set_id = entries[0].handle, entries[0].set_id
                 # From here to the store of ``behind`` nothing calls a function, so a signal handler cannot raise in
                 # between. Either all of these stores happen or none: a caller that is interrupted can trust
@@ -94,40 +93,11 @@ class Submission:
             raise reentrant("an operation")
         if queue.events.on:
             queue.events.submitted([one[0] for one in started], True)
-        refusal: Exception | None = None
         try:
             with queue.lock:
                 if queue.behind:
                     queue.catch_up()
-                replay = cast("Replay[Entry]", queue.open)  # if it is None, no entry has its slot there
-                observed = queue.completion.observed
-                for entry, address, owner in started:
-                    position = entry.position
-                    if entry.replay is not replay or entry.state != IDLE or position.entries[entry.slot] is not None:
-                        try:
-                            self._start_anew(entry, address, owner, waits)
-                        except Exception as error:
-                            refusal = error  # the requests before it must still be sent
-                            break
-                        replay = cast("Replay[Entry]", queue.open)  # ``_start_anew`` may have closed the replay
-                        continue
-                    # From here to the increment of ``starts`` nothing calls a function, so a signal handler cannot
-                    # raise in between. A request is started completely or not at all, and ``starts`` tells which.
-                    entry.stamp = observed
-                    entry.state = PENDING
-                    entry.error = None
-                    buffer = entry.source
-                    buffer.address = address
-                    buffer.owner = owner
-                    position.entries[entry.slot] = entry
-                    position.missing -= 1
-                    replay.filled += 1
-                    entry.starts += 1
-                    ready = position.missing == 0 and position is replay.current
-                    if ready and not waits:
-                        queue.work.notify()
-                    if queue.waits_since_s is None and (not ready or queue.launches):  # see ``_place``
-                        queue.waits_since_s = time.monotonic()
+                refusal = self._start_each(started, waits)
                 wake = queue.behind or (bool(queue.unsent) and not queue.unanswered and not queue.frozen)
             if wake:
                 queue.wake()
@@ -138,6 +108,42 @@ class Submission:
         if refusal is not None:
             raise refusal
 
+    def _start_each(self, started: Sequence[tuple[PersistentRequest, int, object]], waits: bool) -> Exception | None:
+        """Start the requests of ``started``, see ``start_all``. Return the error of the one that cannot be started.
+
+        The caller holds the lock.
+        """
+        queue = self._tensor_queue
+        replay = cast("Replay[Entry]", queue.open)  # if it is None, no entry has its slot there
+        observed = queue.completion.observed
+        for entry, address, owner in started:
+            position = entry.position
+            if entry.replay is not replay or entry.state != IDLE or position.entries[entry.slot] is not None:
+                try:
+                    self._start_anew(entry, address, owner, waits)
+                except Exception as error:
+                    return error  # the requests before it must still be sent
+                replay = cast("Replay[Entry]", queue.open)  # ``_start_anew`` may have closed the replay
+                continue
+            # From here to the increment of ``starts`` nothing calls a function, so a signal handler cannot
+            # raise in between. A request is started completely or not at all, and ``starts`` tells which.
+            entry.stamp = observed
+            entry.state = PENDING
+            entry.error = None
+            buffer = entry.source
+            buffer.address = address
+            buffer.owner = owner
+            position.entries[entry.slot] = entry
+            position.missing -= 1
+            replay.filled += 1
+            entry.starts += 1
+            ready = position.missing == 0 and position is replay.current
+            if ready and not waits:
+                queue.work.notify()
+            if queue.waits_since_s is None and (not ready or queue.launches):  # see ``_place``
+                queue.waits_since_s = time.monotonic()
+        return None
+
     def _start_anew(self, entry: PersistentRequest, address: int, owner: object, waits: bool) -> None:
         """Start a persistent request in the slow way, because its slot in the present replay is not known or not free.
 
@@ -146,9 +152,9 @@ class Submission:
         queue = self._tensor_queue
         if queue.refusal is not None:
             raise queue.refusal()
-        queue.unfinished.require_free(entry)
-        queue.unfinished.requests[entry.set_id, entry.name] = entry
         placing = (entry,)
+        queue.unfinished.require_free(placing)
+        queue.unfinished.requests[entry.set_id, entry.name] = entry
         entry.stamp = queue.completion.observed
         entry.state = PENDING
         entry.error = None

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ddlcore.messages.to_coordinator import Paused, Request
 from ddlcore.messages.to_rank import Bucket
 from ddlcore.observe.flight import Flight
+from ddlcore.reentry import Lock
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.events import NO_EVENTS, Events
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.pauses import Pauses
-from ddlcore.runtime.reentry import Lock
 from ddlcore.runtime.request import ANONYMOUS, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch, Offer, Replay
 from ddlcore.runtime.unfinished import Unfinished
@@ -246,9 +246,8 @@ class TensorQueue:
                 self.catch_up()
             if self.replay is None or self.replay.frozen:
                 return False
-            found = [self.unfinished.find(bucket.set_id, name) for name in bucket.names]
-            entries = [entry for entry in found if entry is not None]
-            if len(entries) < len(found):
+            entries = self.unfinished.find_all(bucket.set_id, bucket.names)
+            if entries is None:
                 return False  # this rank has joined, so no schedule runs
             anonymous = bucket.names[0].startswith(ANONYMOUS)
             if not self.replay.fill(bucket, entries, anonymous, entries[0].spec_bytes):
@@ -419,7 +418,7 @@ class TensorQueue:
             self.unsent.clear()
             self.unnamed.held.clear()
             self.end_replay()
-            return [entry for entry in in_flight if id(entry) not in launched]
+        return [entry for entry in in_flight if id(entry) not in launched]
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:
         """Accept no more entries: from now on ``submit`` raises the exception that ``refusal()`` returns.

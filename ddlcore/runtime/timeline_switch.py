@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ddlcore.messages.elastic import WorldReport
 from ddlcore.messages.to_rank import Bucket, Planned
+from ddlcore.reentry import Lock
 from ddlcore.runtime.events import Events, Submitted
-from ddlcore.runtime.reentry import Lock
 
 if TYPE_CHECKING:
     from ddlcore.runtime.recorder import Recorder

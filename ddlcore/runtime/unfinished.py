@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddlcore.errors import InvalidArgument
 from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, PersistentRequest
@@ -18,21 +18,22 @@ class Unfinished:
         self.entries: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self.requests: dict[tuple[int, str], PersistentRequest] = {}  # those that were started
 
-    def require_free(self, entry: Entry) -> None:
-        """Raise InvalidArgument if the name of ``entry`` is in flight on this rank.
+    def require_free(self, entries: Iterable[Entry]) -> None:
+        """Raise InvalidArgument if the name of one of ``entries`` is in flight on this rank.
 
-        If an idle persistent request has the name, forget that request: ``entry`` takes over the name.
+        If an idle persistent request has such a name, forget that request: the entry takes over the name.
         """
-        key = (entry.set_id, entry.name)
-        other = self.requests.get(key)
-        if key in self.entries or (other is not None and other.state != IDLE):
-            raise InvalidArgument(
-                f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
-                "or give each call a name of its own"
-            )
-        if other is not None and other is not entry:  # a request for another tensor takes over the name
-            other.replay = other
-            del self.requests[key]
+        for entry in entries:
+            key = (entry.set_id, entry.name)
+            other = self.requests.get(key)
+            if key in self.entries or (other is not None and other.state != IDLE):
+                raise InvalidArgument(
+                    f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
+                    "or give each call a name of its own"
+                )
+            if other is not None and other is not entry:  # a request for another tensor takes over the name
+                other.replay = other
+                del self.requests[key]
 
     def find(self, set_id: int, name: str) -> Entry | None:
         """Return the entry with this name that is not decided yet, or None if there is none."""
@@ -41,6 +42,12 @@ class Unfinished:
             request = self.requests.get((set_id, name))
             entry = request if request is not None and request.state == PENDING else None
         return entry
+
+    def find_all(self, set_id: int, names: Sequence[str]) -> list[Entry] | None:
+        """Return the entries with these names, in their order. Return None if one of them is not found."""
+        found = [self.find(set_id, name) for name in names]
+        entries = [entry for entry in found if entry is not None]
+        return entries if len(entries) == len(found) else None
 
     def take(self, set_id: int, name: str) -> Entry | None:
         """Return what ``find`` returns, for a negotiated bucket. An entry is removed; a request becomes DECIDED."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ddlcore.errors import DdlInternalError
+from ddlcore.reentry import reentrant
 from ddlcore.runtime.agenda import Agenda
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.delivery import Deliver, void
@@ -18,7 +19,6 @@ from ddlcore.runtime.launching_alone import LaunchingAlone, launch_alone, launch
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.ranges import Ranges, title
-from ddlcore.runtime.reentry import reentrant
 from ddlcore.runtime.request import IDLE, Entry, PersistentMove, PersistentRequest, brought
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.submission import Submission
@@ -162,8 +162,13 @@ class UserThreads:
             raise reentrant("a wait")
         me = get_ident()
         tensor_queue = self._tensor_queue
+        goes_on = True
         try:
-            while operation.pending:
+            # Python 3.12 and later do not protect a jump back that depends on a condition (see reentry.Lock). So the loop
+            # begins with its condition, and ends with an assignment.
+            while True:
+                if not (goes_on and operation.pending):
+                    break
                 with tensor_queue.lock:
                     if tensor_queue.behind:
                         tensor_queue.catch_up()
@@ -174,8 +179,7 @@ class UserThreads:
                         break
                 begun_ns = now_ns()
                 deliver = self._run(launch, operation)
-                if deliver is None or not self._land(launch, deliver, begun_ns):
-                    break
+                goes_on = deliver is not None and self._land(launch, deliver, begun_ns)
             self._let_go()
         except BaseException:
             if tensor_queue.running == me:

@@ -6,7 +6,7 @@ from tests.architecture.source import ROOT, allowed, core, every, plugins, tools
 
 LAYERS = (  # from the ground up; a room may import itself and the layers below its own
     {"types", "errors", "text", "threads", "version"},
-    {"messages", "config"},
+    {"messages", "config", "reentry"},
     {"contracts", "hooks"},
     {"kernels"},
     {"observe"},

@@ -83,3 +83,42 @@ def test_a_forked_child_wakes_nobody(wake: Wake) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert not readable(wake)
     wake.close()
+
+
+def test_a_handler_in_the_middle_of_a_set_blocks_nobody(wake: Wake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler waits for another thread, which may hold a lock and call ``set``."""
+    write, came = os.write, []
+
+    def interrupted(fd: int, data: bytes) -> int:
+        monkeypatch.setattr(os, "write", write)
+        other = threading.Thread(target=wake.set, daemon=True)
+        other.start()
+        other.join(5.0)
+        came.append(not other.is_alive())
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", interrupted)
+    wake.set()
+    assert came == [True]
+    assert readable(wake)
+    wake.close()
+
+
+def test_no_other_file_gets_the_number_during_a_set(wake: Wake, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, pipes = os.write, []
+
+    def late(fd: int, data: bytes) -> int:
+        wake.close()
+        pipes.append(os.pipe())
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", late)
+    descriptor = wake.fileno()
+    wake.set()
+    monkeypatch.undo()
+    ((reader, writer),) = pipes
+    assert not select.select([reader], [], [], 0.0)[0]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)  # the set has closed it
+    os.close(reader)
+    os.close(writer)

@@ -11,12 +11,6 @@ from typing import Any
 
 __all__ = ["Strike", "each_place", "strike"]
 
-# Behind which CPython looks for signals: calls, the turn of a loop, the beginning of a function.
-LOOKS = {
-    number
-    for name, number in dis.opmap.items()
-    if name.startswith(("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "RESUME"))
-}
 FILES = ("/ddlcore/", "/threading.py")
 
 
@@ -30,17 +24,15 @@ class _Counter:
     def __init__(self, at: int) -> None:
         self.left = at
         self._thread = get_ident()
-        self._last: dict[FrameType, int] = {}
         self._codes: dict[CodeType, bytes] = {}  # to read ``co_code`` makes it anew each time
 
-    def passes(self, frame: FrameType, offset: int) -> None:
-        """Take note that ``frame`` is about to run its instruction at ``offset``."""
-        if get_ident() != self._thread or self.left < 0:
-            return
-        last = self._last.get(frame, -1)
-        code = self._codes.get(frame.f_code) or self._codes.setdefault(frame.f_code, frame.f_code.co_code)
-        self._last[frame] = code[offset]
-        if last in LOOKS:
+    def opcode(self, code: CodeType, offset: int) -> int:
+        """Return the instruction of ``code`` at ``offset``."""
+        return (self._codes.get(code) or self._codes.setdefault(code, code.co_code))[offset]
+
+    def place(self) -> None:
+        """Take note that the calling thread is at a place where a signal handler may run."""
+        if get_ident() == self._thread and self.left >= 0:
             self.left -= 1
             if self.left < 0:
                 raise Strike
@@ -50,21 +42,31 @@ def _is_ours(code: CodeType) -> bool:
     return any(part in code.co_filename for part in FILES)
 
 
-if sys.version_info >= (3, 12):  # there, a frame whose tracing begins at its call reports no instructions
+if sys.version_info >= (3, 12):
+    # There, the places are just those of CPython, down to the instruction at which the exception is raised, which decides
+    # about the handlers that see it: the beginning of a function, the end of a call of a function in C, and a jump back.
+    BEGINS, JUMPS_BACK = dis.opmap["RESUME"], dis.opmap["JUMP_BACKWARD"]
 
     def _counted(counter: _Counter, call: Callable[[], object]) -> None:
-        """Make ``call``, and report each instruction of ddl's own code to ``counter``."""
-        tool, event = sys.monitoring.OPTIMIZER_ID, sys.monitoring.events.INSTRUCTION
+        """Make ``call``, and report each place in ddl's own code to ``counter``."""
+        tool, events = sys.monitoring.OPTIMIZER_ID, sys.monitoring.events
+
+        def begins(code: CodeType, offset: int) -> object:
+            return counter.place() if _is_ours(code) else sys.monitoring.DISABLE
 
         def runs(code: CodeType, offset: int) -> object:
             if not _is_ours(code):
                 return sys.monitoring.DISABLE
-            counter.passes(sys._getframe(1), offset)
-            return None
+            return counter.place() if counter.opcode(code, offset) == JUMPS_BACK else None
 
+        def returns(code: CodeType, offset: int, function: object, first: object) -> object:
+            return counter.place() if _is_ours(code) else None
+
+        callbacks = {events.PY_START: begins, events.INSTRUCTION: runs, events.CALL: None, events.C_RETURN: returns}
         sys.monitoring.use_tool_id(tool, "strikes")
-        sys.monitoring.register_callback(tool, event, runs)
-        sys.monitoring.set_events(tool, event)
+        for event, callback in callbacks.items():
+            sys.monitoring.register_callback(tool, event, callback)
+        sys.monitoring.set_events(tool, events.PY_START | events.INSTRUCTION | events.CALL)
         try:
             call()
         finally:
@@ -72,9 +74,16 @@ if sys.version_info >= (3, 12):  # there, a frame whose tracing begins at its ca
             sys.monitoring.free_tool_id(tool)
 
 else:
+    # Behind which CPython looks for signals: calls, the turn of a loop, the beginning of a function.
+    LOOKS = {
+        number
+        for name, number in dis.opmap.items()
+        if name.startswith(("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "RESUME"))
+    }
 
     def _counted(counter: _Counter, call: Callable[[], object]) -> None:
-        """Make ``call``, and report each instruction of ddl's own code to ``counter``."""
+        """Make ``call``, and report each place in ddl's own code to ``counter``."""
+        last: dict[FrameType, int] = {}
 
         def enter(frame: FrameType, event: str, arg: object) -> Any:
             if not _is_ours(frame.f_code):
@@ -84,7 +93,9 @@ else:
 
         def step(frame: FrameType, event: str, arg: object) -> Any:
             if event == "opcode":
-                counter.passes(frame, frame.f_lasti)
+                before, last[frame] = last.get(frame, -1), counter.opcode(frame.f_code, frame.f_lasti)
+                if before in LOOKS:
+                    counter.place()
             return step
 
         before = sys.gettrace()

@@ -31,7 +31,7 @@ from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, Given, PersistentMove, PersistentRequest
 from ddlcore.runtime.submission import Submission
-from ddlcore.runtime.tensor_queue import TensorQueue
+from ddlcore.runtime.tensor_queue import GONE, TensorQueue
 from ddlcore.runtime.vote import Vote
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer, DType, Kind
@@ -100,6 +100,7 @@ class Rank:
 
     def work(self, looks: bool = True) -> None:
         """What the engine's thread does until there is nothing to do, after the control thread if this ``looks``."""
+        assert not (self.tensor_queue.lock.held() or self.completion.lock.held()), "it would wait for ever"
         if looks:
             self.look()
         self.engine._agenda.stopped = True  # it does not wait
@@ -359,6 +360,26 @@ def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
         return struck
 
     assert each_place(scene) > 20
+
+
+def test_a_waiting_thread_that_runs_several_buckets_leaves_the_rest_to_the_engine() -> None:
+    """Wherever it is interrupted, also between two of them: afterwards it counts no longer as the one that runs buckets."""
+    names = ("a", "b", "c")
+
+    def scene(at: int) -> bool:
+        rank = Rank(*((name,) for name in names))
+        entries = [rank.request(name) for name in names]
+        struck = False
+        for step in range(2):
+            rank.submission.start_all([(one, 64, None) for one in entries], waits=True)
+            struck = _call(lambda: rank.engine.user_threads.progress(entries[-1]), at if step == 1 else -1)
+            assert rank.tensor_queue.running in (0, GONE)
+            rank.work()
+            assert not any(one.pending for one in entries)
+        assert rank.ran == [[name] for name in names] * 2
+        return struck
+
+    assert each_place(scene) > 40
 
 
 class Voted(Vote):

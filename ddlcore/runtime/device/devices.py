@@ -13,9 +13,9 @@ from ddlcore.contracts.device import DeviceRuntime, Event, Queue
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
+from ddlcore.reentry import Lock
 from ddlcore.runtime.device_labels import ON_HOST, describe_device, kind_of, label_of_stream
 from ddlcore.runtime.meter import Meter, now_ns
-from ddlcore.runtime.reentry import Lock
 from ddlcore.types import CPU, Buffer, Device
 
 WAIT_SLICE_S = 0.1
@@ -221,8 +221,8 @@ class Devices:
         while name not in self._streams:
             kind = kind_of(name)
             with self._lock:
-                used = {device for device in self._labels if device.kind == kind}
-                device = next((one for one in map(partial(self._own, kind), range(MOST)) if one not in used), None)
+                candidates = map(partial(self._own, kind), range(MOST))
+                device = next((one for one in candidates if one not in self._labels), None)
                 if device is None:
                     raise DeviceError(f"a bucket needs {describe_device(label)}, and this rank sees no such device")
                 self._open(device)

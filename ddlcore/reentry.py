@@ -5,6 +5,7 @@ Such a call must not wait for a lock that its own thread holds, and must not see
 
 from __future__ import annotations
 
+import sys
 from _thread import RLock
 from collections.abc import Callable
 from typing import ClassVar
@@ -16,14 +17,35 @@ class Lock(RLock):  # type: ignore[misc]  # CPython's own; it may be derived fro
     """A reentrant lock that knows whether the calling thread already holds it. Public functions check ``held`` first.
 
     A function that does not check ``held`` may see a half-changed state, but cannot cause a deadlock, because the lock
-    is reentrant. Enter the lock only by ``with lock``, never by a Python function that does this for the caller: a
-    signal handler may raise an exception in that function, and then the lock stays locked.
+    is reentrant.
+
+    A signal handler may raise an exception in a thread that holds the lock, and the lock must not stay locked then.
+    Enter the lock only by ``with lock``, never by a Python function that does this for the caller: the handler may
+    raise in that function. Write no loop into the block, nor a comprehension with a condition, and call a function that
+    contains the loop: Python 3.12 and later compile a jump back that depends on a condition in such a way that ``with``
+    does not see an exception that a handler raises at this jump.
     """
 
     __slots__ = ()
 
     # threading.Condition uses the same method.
     held: ClassVar[Callable[[Lock], bool]] = RLock._is_owned  # type: ignore[attr-defined]
+
+    if sys.version_info >= (3, 14):
+        # There, a signal handler may run just after a method ``__enter__`` of C, before the block that ``with`` protects
+        # has begun. After a method of Python, which returns by no call, it cannot.
+
+        def __enter__(self) -> bool:
+            try:
+                return self.acquire()
+            except BaseException:
+                # No call comes before the release, because another handler could raise after it. If the thread held the
+                # lock before, it has entered it once more by now: this takes no time, so no handler can prevent it.
+                try:  # noqa: SIM105  # what is not built in would be a call
+                    self.release()
+                except RuntimeError:  # the thread was waiting for the lock, and does not have it
+                    pass
+                raise
 
     def refuse(self, what: str) -> None:
         """Raise ReentrantCall if the calling thread holds this lock. ``what`` names the call in the message."""
