@@ -17,13 +17,11 @@ class Lock(RLock):  # type: ignore[misc]  # CPython's own; it may be derived fro
     """A reentrant lock that knows whether the calling thread already holds it. Public functions check ``held`` first.
 
     A function that does not check ``held`` may see a half-changed state, but cannot cause a deadlock, because the lock
-    is reentrant.
-
-    A signal handler may raise an exception in a thread that holds the lock, and the lock must not stay locked then.
-    Enter the lock only by ``with lock``, never by a Python function that does this for the caller: the handler may
-    raise in that function. Write no loop into the block, nor a comprehension with a condition, and call a function that
-    contains the loop: Python 3.12 and later compile a jump back that depends on a condition in such a way that ``with``
-    does not see an exception that a handler raises at this jump.
+    is reentrant. A signal handler may raise an exception in a thread that holds the lock, and the lock must not stay
+    locked then. So enter it only by ``with lock``, never by a Python function that does this for the caller: the handler
+    may raise in that function. The block must not contain a loop, nor a comprehension with a condition; it may call a
+    function that contains one. A loop may end with a conditional backward jump, which the exception tables of Python
+    3.12 and later do not cover: ``with`` does not release the lock if a handler raises there.
     """
 
     __slots__ = ()
@@ -32,15 +30,15 @@ class Lock(RLock):  # type: ignore[misc]  # CPython's own; it may be derived fro
     held: ClassVar[Callable[[Lock], bool]] = RLock._is_owned  # type: ignore[attr-defined]
 
     if sys.version_info >= (3, 14):
-        # There, a signal handler may run just after a method ``__enter__`` of C, before the block that ``with`` protects
-        # has begun. After a method of Python, which returns by no call, it cannot.
+        # In Python 3.14, a signal handler may run after ``__enter__`` has returned and before ``with`` protects the block,
+        # if ``__enter__`` is written in C. If it is written in Python, no handler can run at that place.
 
         def __enter__(self) -> bool:
             try:
                 return self.acquire()
             except BaseException:
-                # No call comes before the release, because another handler could raise after it. If the thread held the
-                # lock before, it has entered it once more by now: this takes no time, so no handler can prevent it.
+                # Call nothing before the release: a second handler could raise after that call. A thread that held the
+                # lock before has always entered it once more by now, because it need not wait for the lock.
                 try:  # noqa: SIM105  # what is not built in would be a call
                     self.release()
                 except RuntimeError:  # the thread was waiting for the lock, and does not have it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 
 _ONE = (1).to_bytes(8, sys.byteorder)  # the format of an eventfd; a pipe carries it as well
 
@@ -16,8 +17,8 @@ class Wake:
     thread, the owner, may call the other methods.
     """
 
-    # There is no lock. A thread may be interrupted in ``set`` by a signal handler that waits for another lock of ddl,
-    # whose holder calls ``set``: both would wait for ever.
+    # This class has no lock. If ``set`` held one, a signal handler could interrupt it and wait for another lock of ddl.
+    # If the thread that holds the other lock then called ``set``, both threads would wait for each other.
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -25,7 +26,7 @@ class Wake:
 
     def fileno(self) -> int:
         """Return the descriptor, or -1 after ``close``."""
-        return -1 if self._ends is None else self._ends.reader
+        return -1 if (ends := self._ends) is None else ends.reader
 
     def set(self) -> None:
         """Make ``fileno()`` readable, so that the thread that waits on it wakes.
@@ -39,9 +40,9 @@ class Wake:
                 os.write(ends.writer, _ONE)
 
     def clear(self) -> None:
-        if self._ends is not None:
+        if (ends := self._ends) is not None:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._ends.reader, 1 << 16)  # as much as a pipe holds
+                os.read(ends.reader, 1 << 16)  # as much as a pipe holds
 
     def close(self) -> None:
         """Close the descriptors, as soon as no thread is in ``set`` any more. May be called again."""
@@ -52,6 +53,7 @@ class _Ends:
     """Two descriptors, which are closed when nothing refers to this object any more."""
 
     def __init__(self) -> None:
+        self.reader = self.writer = -1  # if the system refuses a descriptor, there is nothing to close
         if hasattr(os, "eventfd"):
             self.reader = self.writer = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         else:
@@ -59,6 +61,8 @@ class _Ends:
             os.set_blocking(self.reader, False)
             os.set_blocking(self.writer, False)
 
-    def __del__(self) -> None:
-        for fd in {self.reader, self.writer}:
-            os.close(fd)
+    def __del__(
+        self, close: Callable[[int], None] = os.close
+    ) -> None:  # the module may be gone at the interpreter's end
+        for fd in {self.reader, self.writer} - {-1}:
+            close(fd)

@@ -61,7 +61,7 @@ class CountedCalls:
                     self._calls += 1
                     self.reached = self._point is not None and (self._joins, self._calls) >= self._point
                     return self.reached
-            while self._held_back:
+            while self._held_back and not self._closed:
                 if self._failure.given:
                     raise self._failure.error(self._name)
                 time.sleep(_LOOK_S)

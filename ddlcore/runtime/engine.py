@@ -374,9 +374,8 @@ class Engine:
         with self._completion.lock:
             after = [self._fail(entry, error) for entry in entries]
         self._completion.announce()
-        for then in after:
-            if then is not None:
-                then()
+        for then in filter(None, after):
+            then()
 
     def _fail(self, entry: Entry | None, error: BaseException | None) -> Callable[[], None] | None:
         """Fail the operation of ``entry``, and return the function that must be called after it; see Handle.over."""

@@ -49,9 +49,7 @@ class Epochs:
             schedule = Schedule(self._use(message.schedule), sets, rank)
             queue.end_replay()
             queue.usual_s = self._usual_s.setdefault(message.schedule, [None] * len(schedule.buckets))
-            replay = queue.replay = Replay(
-                schedule, message.start, dict(message.after), message.until, usual_s=queue.usual_s
-            )
+            replay = queue.replay = Replay(schedule, message.start, dict(message.after), message.until, queue.usual_s)
             queue.open = replay if queue.refusal is None else None
             queue.pauses.begin_replay()
             queue.enter(message.epoch)

@@ -70,7 +70,7 @@ class Lookout:
             replay = queue.open
             if replay is None or (replay.paused and not queue.launches):
                 return None
-            # A list first: the engine may remove a launch at any moment.
+            # The values are copied first, because the engine may remove a launch at any moment.
             first = next(iter(list(queue.launches.values())), None)
             if first is not None:
                 return ReplayStatus(queue.epoch, first.place, True, first.planned.set_id, first.planned.names)

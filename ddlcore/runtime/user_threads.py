@@ -164,8 +164,8 @@ class UserThreads:
         tensor_queue = self._tensor_queue
         goes_on = True
         try:
-            # Python 3.12 and later do not protect a jump back that depends on a condition (see reentry.Lock). So the loop
-            # begins with its condition, and ends with an assignment.
+            # ``try`` must cover the backward jump of this loop (see reentry.Lock). So the jump must not be conditional: the
+            # loop tests its condition at the beginning, and ends with an assignment.
             while True:
                 if not (goes_on and operation.pending):
                     break

@@ -26,7 +26,7 @@ def lock_names(source: Source) -> set[str]:
 
 
 def loops(block: Sequence[ast.stmt]) -> Iterator[int]:
-    """The lines of the loops, and of the comprehensions with a condition, that ``block`` runs in its own frame."""
+    """Yield the line of each loop in ``block``, and of each comprehension with a condition. Nested functions do not count."""
     nodes: list[ast.AST] = list(reversed(block))
     while nodes:
         node = nodes.pop()
@@ -49,7 +49,7 @@ def unprotected(source: Source, locks: set[str]) -> list[int]:
 
 
 def test_no_loop_is_in_a_block_that_holds_a_lock() -> None:
-    """Python 3.12 and later do not protect a jump back that depends on a condition; see ddlcore.reentry.Lock."""
+    """In Python 3.12 and later, ``with`` does not cover a conditional backward jump; see ddlcore.reentry.Lock."""
     own = {source: lock_names(source) for source in core()}
     public = {name for names in own.values() for name in names if not name.startswith("_")}
     assert "lock" in public

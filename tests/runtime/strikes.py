@@ -43,12 +43,13 @@ def _is_ours(code: CodeType) -> bool:
 
 
 if sys.version_info >= (3, 12):
-    # There, the places are just those of CPython, down to the instruction at which the exception is raised, which decides
-    # about the handlers that see it: the beginning of a function, the end of a call of a function in C, and a jump back.
-    BEGINS, JUMPS_BACK = dis.opmap["RESUME"], dis.opmap["JUMP_BACKWARD"]
+    # On these versions, Strike is raised exactly where CPython runs signal handlers: where a function begins or a
+    # generator goes on, where a function written in C has returned, and at a backward jump. The instruction matters: it
+    # decides which ``with`` and ``try`` see the exception.
+    JUMPS_BACK = dis.opmap["JUMP_BACKWARD"]
 
     def _counted(counter: _Counter, call: Callable[[], object]) -> None:
-        """Make ``call``, and report each place in ddl's own code to ``counter``."""
+        """Call ``call``. Tell ``counter`` of each place in ddl's own code where a signal handler may run."""
         tool, events = sys.monitoring.OPTIMIZER_ID, sys.monitoring.events
 
         def begins(code: CodeType, offset: int) -> object:
@@ -62,11 +63,17 @@ if sys.version_info >= (3, 12):
         def returns(code: CodeType, offset: int, function: object, first: object) -> object:
             return counter.place() if _is_ours(code) else None
 
-        callbacks = {events.PY_START: begins, events.INSTRUCTION: runs, events.CALL: None, events.C_RETURN: returns}
+        callbacks = {
+            events.PY_START: begins,
+            events.PY_RESUME: begins,
+            events.INSTRUCTION: runs,
+            events.CALL: None,  # without it there is no C_RETURN
+            events.C_RETURN: returns,
+        }
         sys.monitoring.use_tool_id(tool, "strikes")
         for event, callback in callbacks.items():
             sys.monitoring.register_callback(tool, event, callback)
-        sys.monitoring.set_events(tool, events.PY_START | events.INSTRUCTION | events.CALL)
+        sys.monitoring.set_events(tool, events.PY_START | events.PY_RESUME | events.INSTRUCTION | events.CALL)
         try:
             call()
         finally:
@@ -82,7 +89,7 @@ else:
     }
 
     def _counted(counter: _Counter, call: Callable[[], object]) -> None:
-        """Make ``call``, and report each place in ddl's own code to ``counter``."""
+        """Call ``call``. Tell ``counter`` of each place in ddl's own code where a signal handler may run."""
         last: dict[FrameType, int] = {}
 
         def enter(frame: FrameType, event: str, arg: object) -> Any:

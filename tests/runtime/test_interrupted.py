@@ -363,7 +363,7 @@ def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
 
 
 def test_a_waiting_thread_that_runs_several_buckets_leaves_the_rest_to_the_engine() -> None:
-    """Wherever it is interrupted, also between two of them: afterwards it counts no longer as the one that runs buckets."""
+    """An interrupt may come anywhere, also between two buckets. After it, the thread no longer counts as running buckets."""
     names = ("a", "b", "c")
 
     def scene(at: int) -> bool:
